@@ -1,0 +1,36 @@
+"""Channels between the services."""
+
+import grpc
+
+# Prompts and, later, features of a whole prompt travel in one message.
+MAX_MESSAGE_BYTES = 64 * 2**20
+
+# Local proxies are for web traffic, never for a link between services.
+_CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.enable_http_proxy", 0),
+    # Every link has its own connection: a shared one would make one link wait behind another's
+    # bytes.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+)
+
+SERVER_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # Two processes on one port would share its connections at random.
+    ("grpc.so_reuseport", 0),
+)
+
+
+def open_channel(address: str) -> grpc.aio.Channel:
+    """An asyncio channel to host:port."""
+    return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+
+
+def open_blocking_channel(address: str) -> grpc.Channel:
+    """A channel for callers without an event loop."""
+    return grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)

@@ -1,0 +1,145 @@
+"""Configuration of a process: flags and `OUTRIDER_*` variables into one frozen model, parsed once.
+
+A flag goes before its variable. An unknown flag or variable is an error, never a silent default.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal, NoReturn, TypeVar
+
+from pydantic import Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    CliSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from outrider.serving.errors import ConfigurationError
+from outrider.serving.faults import parse_faults
+
+ENVIRONMENT_PREFIX = "OUTRIDER_"
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class ServiceConfig(BaseSettings):
+    """What every service can be told."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENVIRONMENT_PREFIX,
+        cli_kebab_case=True,
+        cli_avoid_json=True,
+        cli_implicit_flags=True,
+        extra="forbid",
+        frozen=True,
+    )
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    startup_timeout: Seconds = Field(120.0, description="seconds that each start-up stage may take")
+    step_timeout: Seconds = Field(
+        30.0, description="seconds that one engine step or proposal may take"
+    )
+    drain_timeout: Seconds = Field(
+        30.0, description="seconds that running requests may take after SIGTERM"
+    )
+    on_startup_failure: Literal["exit", "hold"] = Field(
+        "exit", description="exit non-zero after a failure, or stay up to explain it"
+    )
+    inject_fault: str = Field("", description="faults for tests: service:point:action[,...]")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="log level")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings
+
+    def shown(self) -> dict[str, str]:
+        """The effective configuration by flag name, for the status."""
+        return {
+            name.replace("_", "-"): "" if value is None else str(value)
+            for name, value in self.model_dump().items()
+        }
+
+
+Config = TypeVar("Config", bound=ServiceConfig)
+
+
+def variable_names(config_class: type[BaseSettings]) -> set[str]:
+    """The environment variables that a configuration reads."""
+    return {ENVIRONMENT_PREFIX + name.upper() for name in config_class.model_fields}
+
+
+def parse_config(
+    config_class: type[Config],
+    program: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+) -> Config:
+    """Flags and variables into a configuration. Raises ConfigurationError; `--help` exits with
+    0.
+    """
+    environment = os.environ if environment is None else environment
+    known = variable_names(config_class)
+    unknown = sorted(
+        name for name in environment if name.startswith(ENVIRONMENT_PREFIX) and name not in known
+    )
+    if unknown:
+        raise ConfigurationError(
+            f"unknown variable {', '.join(unknown)}; {program} knows {', '.join(sorted(known))}"
+        )
+    source: CliSettingsSource[object] = CliSettingsSource(
+        _with_variables_in_help(config_class),
+        cli_parse_args=list(arguments),
+        cli_prog_name=program,
+        cli_exit_on_error=True,
+    )
+    try:
+        return config_class(**source())
+    except ValidationError as error:
+        raise ConfigurationError(_words(error)) from error
+
+
+def check_faults(service: str, config: ServiceConfig) -> None:
+    """Raises ConfigurationError if inject_fault names something that is not there."""
+    parse_faults(service, config.inject_fault)
+
+
+def exit_with(error: ConfigurationError, program: str) -> NoReturn:
+    """Says what is wrong with the configuration and exits with 2."""
+    raise SystemExit(f"{program}: {error}")
+
+
+def _with_variables_in_help(config_class: type[Config]) -> type[Config]:
+    documented = {
+        name: (
+            field.annotation,
+            Field(
+                default=field.default,
+                description=f"{field.description} [{ENVIRONMENT_PREFIX}{name.upper()}]",
+            ),
+        )
+        for name, field in config_class.model_fields.items()
+    }
+    namespace = {
+        "__annotations__": {name: annotation for name, (annotation, _) in documented.items()},
+        "__doc__": config_class.__doc__,
+        **{name: field for name, (_, field) in documented.items()},
+    }
+    documented_class: type[Config] = type(config_class.__name__, (config_class,), namespace)
+    return documented_class
+
+
+def _words(error: ValidationError) -> str:
+    return "; ".join(
+        f"{'.'.join(str(part) for part in item['loc']).replace('_', '-')} "
+        f"is {item['input']!r}: {item['msg']}"
+        for item in error.errors()
+    )

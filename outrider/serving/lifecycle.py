@@ -1,0 +1,359 @@
+"""The life of a service: LOADING -> CAPTURING -> WARMING -> SERVING -> DRAINING, or FAILED from
+any of them.
+
+It holds the one thing that is not there yet, the result of boot, and gives it out only while
+SERVING. It does not know what is booted, nor how the status is sent.
+"""
+
+import asyncio
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from outrider import __file__ as package_file
+from outrider import __version__
+from outrider.serving.errors import NotServing
+from outrider.serving.faults import FaultInjector
+from outrider.serving.stages import state_name, state_of_stage
+from outrider.v1 import status_pb2
+
+logger = logging.getLogger(__name__)
+
+Booted = TypeVar("Booted")
+
+
+@dataclass(slots=True, kw_only=True)
+class _StageRecord:
+    """Owned by Lifecycle, under its lock."""
+
+    name: str
+    state: status_pb2.StageState
+    started: float = 0.0
+    seconds: float = 0.0
+    detail: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Activity:
+    """Something that a serving process is in the middle of."""
+
+    name: str
+    started: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """How long a stage or an activity may take before the service is FAILED."""
+
+    stage_seconds: float
+    activity_seconds: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Facts:
+    """What boot found out; shown in the status."""
+
+    model_fingerprint: str = ""
+    device: str = ""
+    limits: dict[str, str] = field(default_factory=dict)
+    links: tuple[status_pb2.LinkStatus, ...] = ()
+
+
+class Lifecycle(Generic[Booted]):
+    """State, stages and failure of one process. Thread-safe; also the `BootReport` of the
+    engine.
+    """
+
+    def __init__(
+        self,
+        *,
+        service: str,
+        stages: Sequence[str],
+        configuration: Mapping[str, str],
+        faults: FaultInjector,
+        timeouts: Timeouts,
+    ) -> None:
+        self.service = service
+        self.boot_id = secrets.randbits(64) or 1
+        self._faults = faults
+        self._timeouts = timeouts
+        self._configuration = dict(configuration)
+        self._started = time.monotonic()
+        self._lock = threading.RLock()
+        self._state: status_pb2.ServiceState = status_pb2.SERVICE_STATE_LOADING
+        self._stages = {
+            name: _StageRecord(name=name, state=status_pb2.STAGE_STATE_PENDING) for name in stages
+        }
+        self._current_stage: str = stages[0]
+        self._activities: list[_Activity] = []
+        self._failure: status_pb2.Failure | None = None
+        self._facts = Facts()
+        self._booted: Booted | None = None
+        self._revision = 0
+        self._watchers: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
+
+    # Start-up.
+
+    def enter(self, stage: str) -> None:
+        """Begins a stage; the one before it is done. Injected faults fire here.
+
+        A stage may be entered by the service and again by the engine within it; only the first
+        counts.
+        """
+        with self._lock:
+            if self._stages[stage].state == status_pb2.STAGE_STATE_RUNNING:
+                return
+            self._leave_current_stage()
+            record = self._stages[stage]
+            record.state = status_pb2.STAGE_STATE_RUNNING
+            record.started = time.monotonic()
+            self._current_stage = stage
+            self._advance(state_of_stage(stage))
+            self._publish()
+        logger.info("%s: %s", self.service, stage)
+        self._faults.fire(stage)
+
+    def skip(self, stage: str, reason: str) -> None:
+        """Enters a stage that has nothing to do here, and says why."""
+        self.enter(stage)
+        with self._lock:
+            record = self._stages[stage]
+            record.state = status_pb2.STAGE_STATE_SKIPPED
+            record.detail = reason
+            self._publish()
+
+    def note(self, detail: str) -> None:
+        """A line of detail about the current stage."""
+        with self._lock:
+            self._stages[self._current_stage].detail = detail
+            self._publish()
+
+    def describe(
+        self, *, model_fingerprint: str = "", device: str = "", limits: Mapping[str, str]
+    ) -> None:
+        """Facts about what was booted, for the status."""
+        with self._lock:
+            self._facts.model_fingerprint = model_fingerprint
+            self._facts.device = device
+            self._facts.limits = dict(limits)
+            self._publish()
+
+    def set_links(self, links: Sequence[status_pb2.LinkStatus]) -> None:
+        """The state of a target's links."""
+        with self._lock:
+            self._facts.links = tuple(links)
+            self._publish()
+
+    def serve(self, booted: Booted) -> None:
+        """The service is whole and has done its work once: requests may come."""
+        with self._lock:
+            if self._state in (status_pb2.SERVICE_STATE_FAILED, status_pb2.SERVICE_STATE_DRAINING):
+                return
+            self._leave_current_stage()
+            self._booted = booted
+            self._advance(status_pb2.SERVICE_STATE_SERVING)
+            self._publish()
+        logger.info("%s: SERVING", self.service)
+
+    def ready(self) -> Booted:
+        """What was booted. Raises NotServing with state, stage and reason in every state but
+        SERVING.
+        """
+        with self._lock:
+            if self._state != status_pb2.SERVICE_STATE_SERVING or self._booted is None:
+                raise NotServing(f"{self.service}: {self.words()}")
+            return self._booted
+
+    # Running.
+
+    @contextmanager
+    def activity(self, name: str) -> Iterator[None]:
+        """Something the engine's thread does again and again; the watchdog bounds it, faults fire
+        at its entry.
+        """
+        started = time.monotonic()
+        with self._lock:
+            self._activities.append(_Activity(name=name, started=started))
+            is_first = name not in self._stages
+            if is_first:
+                self._stages[name] = _StageRecord(
+                    name=name, state=status_pb2.STAGE_STATE_RUNNING, started=started
+                )
+                self._publish()
+        self._faults.fire(name)
+        yield
+        # Not in a `finally`: after an exception the activity stays, so that the failure is put
+        # down to it.
+        with self._lock:
+            self._activities.pop()
+            if is_first:
+                record = self._stages[name]
+                record.state = status_pb2.STAGE_STATE_DONE
+                record.seconds = time.monotonic() - started
+                self._publish()
+
+    def guard(self, work: Callable[[], None]) -> None:
+        """Runs the whole of a thread's work; whatever leaves it makes the service FAILED."""
+        try:
+            work()
+        # The only broad handler of the program: an exception that nobody expected must not leave a
+        # healthy-looking process with a dead thread behind it.
+        except Exception as error:
+            logger.exception("%s: %s failed", self.service, self.current_point())
+            self.fail(self.current_point(), f"{type(error).__name__}: {error}")
+
+    def fail(self, stage: str, reason: str) -> None:
+        """FAILED, for good. The first failure is the one that is kept."""
+        with self._lock:
+            if self._state == status_pb2.SERVICE_STATE_FAILED:
+                return
+            if self._state == status_pb2.SERVICE_STATE_DRAINING:
+                logger.error("%s: failed while draining: %s: %s", self.service, stage, reason)
+                return
+            self._state = status_pb2.SERVICE_STATE_FAILED
+            self._booted = None
+            self._failure = status_pb2.Failure(stage=stage, reason=reason)
+            record = self._stages.get(stage)
+            if record is not None:
+                record.state = status_pb2.STAGE_STATE_FAILED
+                record.seconds = time.monotonic() - record.started if record.started else 0.0
+            self._publish()
+        logger.error("%s: FAILED in stage %s: %s", self.service, stage, reason)
+
+    def drain(self) -> None:
+        """DRAINING: nothing new is taken."""
+        with self._lock:
+            self._advance(status_pb2.SERVICE_STATE_DRAINING)
+            self._publish()
+
+    def check_timeouts(self) -> None:
+        """Makes the service FAILED if its stage or activity takes too long. Called by the
+        watchdog.
+        """
+        now = time.monotonic()
+        with self._lock:
+            if self._activities:
+                activity = self._activities[-1]
+                if now - self._activities[0].started > self._timeouts.activity_seconds:
+                    self.fail(
+                        activity.name,
+                        f"not finished after {now - activity.started:.1f} s "
+                        f"(--step-timeout {self._timeouts.activity_seconds:g})",
+                    )
+            elif self._state < status_pb2.SERVICE_STATE_SERVING:
+                record = self._stages[self._current_stage]
+                if record.started and now - record.started > self._timeouts.stage_seconds:
+                    self.fail(
+                        record.name,
+                        f"not finished after {now - record.started:.1f} s "
+                        f"(--startup-timeout {self._timeouts.stage_seconds:g})"
+                        + (f"; last: {record.detail}" if record.detail else ""),
+                    )
+
+    # Looking.
+
+    @property
+    def state(self) -> status_pb2.ServiceState:
+        return self._state
+
+    @property
+    def is_serving(self) -> bool:
+        return self._state == status_pb2.SERVICE_STATE_SERVING
+
+    @property
+    def is_draining(self) -> bool:
+        """What runs may finish; false after a failure, whatever came behind it."""
+        return self._state == status_pb2.SERVICE_STATE_DRAINING and self._failure is None
+
+    def current_point(self) -> str:
+        """The innermost activity, or the start-up stage."""
+        with self._lock:
+            return self._activities[-1].name if self._activities else self._current_stage
+
+    def words(self) -> str:
+        """State, stage and reason in one line."""
+        with self._lock:
+            if self._failure is not None:
+                return f"FAILED in stage {self._failure.stage}: {self._failure.reason}"
+            if self._state < status_pb2.SERVICE_STATE_SERVING:
+                record = self._stages[self._current_stage]
+                detail = f": {record.detail}" if record.detail else ""
+                return f"{state_name(self._state)} in stage {self._current_stage}{detail}"
+            return state_name(self._state)
+
+    def status(self) -> status_pb2.ServiceStatus:
+        """Everything, as sent to watchers."""
+        now = time.monotonic()
+        with self._lock:
+            return status_pb2.ServiceStatus(
+                service=self.service,
+                state=self._state,
+                stages=[
+                    status_pb2.Stage(
+                        name=record.name,
+                        state=record.state,
+                        seconds=(
+                            now - record.started
+                            if record.state == status_pb2.STAGE_STATE_RUNNING
+                            else record.seconds
+                        ),
+                        detail=record.detail,
+                    )
+                    for record in self._stages.values()
+                ],
+                failure=self._failure,
+                version=__version__,
+                source_file=package_file or "",
+                boot_id=self.boot_id,
+                process_id=os.getpid(),
+                uptime_seconds=now - self._started,
+                configuration=self._configuration,
+                model_fingerprint=self._facts.model_fingerprint,
+                device=self._facts.device,
+                limits=self._facts.limits,
+                links=self._facts.links,
+            )
+
+    @property
+    def revision(self) -> int:
+        """Grows with every change."""
+        return self._revision
+
+    async def changed_since(self, revision: int) -> None:
+        """Returns once `revision` is no longer the latest. Every watcher has its own event, so
+        none misses one.
+        """
+        loop = asyncio.get_running_loop()
+        event = asyncio.Event()
+        with self._lock:
+            if self._revision != revision:
+                return
+            self._watchers.add((loop, event))
+        try:
+            await event.wait()
+        finally:
+            with self._lock:
+                self._watchers.discard((loop, event))
+
+    def _advance(self, state: status_pb2.ServiceState) -> None:
+        self._state = max(self._state, state)
+
+    def _leave_current_stage(self) -> None:
+        record = self._stages[self._current_stage]
+        if record.started:
+            record.seconds = time.monotonic() - record.started
+        if record.state == status_pb2.STAGE_STATE_RUNNING:
+            record.state = status_pb2.STAGE_STATE_DONE
+
+    def _publish(self) -> None:
+        self._revision += 1
+        for loop, event in self._watchers:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(event.set)
+        self._watchers.clear()

@@ -1,0 +1,100 @@
+"""The edge: an Admit message into a checked Request, or InvalidArgument by field, value and
+bound.
+"""
+
+import time
+from dataclasses import dataclass
+
+from outrider.engine.sampling import Sampling
+from outrider.serving.columns import MalformedColumn, unpack
+from outrider.serving.errors import InvalidArgument
+from outrider.serving.sampling_parameters import sampling_parameters_from
+from outrider.v1 import target_pb2
+from target_service.sequence import ReportSink, Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionBounds:
+    """What a request must keep to."""
+
+    vocab_size: int
+    max_sequence_length: int
+    max_draft_length: int
+    eos_token_ids: frozenset[int]
+
+
+def request_from(message: target_pb2.Admit, sink: ReportSink, bounds: AdmissionBounds) -> Request:
+    """Checks one admission. Raises InvalidArgument."""
+    prompt = _token_ids("prompt_token_ids", message.prompt_token_ids, bounds)
+    resumed = _token_ids("resumed_output_token_ids", message.resumed_output_token_ids, bounds)
+    if not prompt:
+        raise InvalidArgument("prompt_token_ids", [], "at least one token")
+    longest_prompt = bounds.max_sequence_length - 1
+    if len(prompt) > longest_prompt:
+        raise InvalidArgument(
+            "prompt_token_ids", f"{len(prompt)} tokens", f"at most {longest_prompt}"
+        )
+    max_tokens = min(message.max_tokens, bounds.max_sequence_length - len(prompt))
+    if max_tokens <= len(resumed):
+        raise InvalidArgument(
+            "max_tokens", message.max_tokens, f"above the {len(resumed)} resumed output tokens"
+        )
+    parameters = sampling_parameters_from(message.sampling)
+    if parameters.seed is None:
+        raise InvalidArgument("sampling.seed", None, "set by the gateway")
+    return Request(
+        sink=sink,
+        sequence_id=message.sequence_id,
+        prompt_token_ids=prompt,
+        resumed_output_token_ids=resumed,
+        max_tokens=max_tokens,
+        sampling=Sampling(
+            temperature=parameters.temperature,
+            top_k=parameters.top_k,
+            top_p=parameters.top_p,
+            min_p=parameters.min_p,
+            seed=parameters.seed,
+        ),
+        stop_token_ids=_stop_token_ids(message, bounds),
+        deadline=_deadline(message.deadline_seconds),
+        priority=message.priority,
+        draft_length_override=_draft_length_override(message, bounds),
+    )
+
+
+def _token_ids(field: str, column: bytes, bounds: AdmissionBounds) -> tuple[int, ...]:
+    try:
+        token_ids = unpack(field, column, "<i4")
+    except MalformedColumn as error:
+        raise InvalidArgument(field, f"{len(column)} bytes", "packed int32") from error
+    for token_id in token_ids:
+        if not 0 <= token_id < bounds.vocab_size:
+            raise InvalidArgument(field, token_id, f"between 0 and {bounds.vocab_size - 1}")
+    return tuple(token_ids)
+
+
+def _stop_token_ids(message: target_pb2.Admit, bounds: AdmissionBounds) -> frozenset[int]:
+    for token_id in message.stop_token_ids:
+        if token_id >= bounds.vocab_size:
+            raise InvalidArgument("stop_token_ids", token_id, f"below {bounds.vocab_size}")
+    stops = frozenset(message.stop_token_ids)
+    return stops if message.ignore_eos else stops | bounds.eos_token_ids
+
+
+def _deadline(seconds: float) -> float | None:
+    if seconds == 0:
+        return None
+    if not seconds > 0:
+        raise InvalidArgument("deadline_seconds", seconds, "0 or above")
+    return time.monotonic() + seconds
+
+
+def _draft_length_override(message: target_pb2.Admit, bounds: AdmissionBounds) -> int | None:
+    if not message.HasField("speculation") or not message.speculation.HasField("draft_length"):
+        return None
+    draft_length = message.speculation.draft_length
+    if draft_length > bounds.max_draft_length:
+        raise InvalidArgument(
+            "speculation.draft_length", draft_length, f"at most {bounds.max_draft_length}"
+        )
+    return draft_length

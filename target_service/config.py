@@ -1,0 +1,50 @@
+"""Configuration of the target service."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from outrider.serving.config import Port, ServiceConfig
+from outrider.serving.model_source import DEFAULT_MODEL
+
+# Beyond it no draft is right often enough to be worth its rows.
+MOST_DRAFT_TOKENS = 32
+
+
+class TargetConfig(ServiceConfig):
+    """The target service: the model whose output counts."""
+
+    port: Port = Field(50051, description="gRPC port; 0 = a free one")
+    model: str = Field(
+        DEFAULT_MODEL, description="the default's name, a directory, a GGUF file or a Hub id"
+    )
+    dtype: Literal["auto", "bfloat16", "float32"] = Field(
+        "auto", description="auto: bfloat16 where the processor has it, else float32"
+    )
+    device: str = Field("cpu", description="cpu")
+    threads: Annotated[int, Field(ge=0)] = Field(
+        0, description="threads of the engine; 0 = one per core"
+    )
+    draft_address: str = Field("", description="host:port of the draft service; empty = none")
+    max_draft_length: Annotated[int, Field(ge=0, le=MOST_DRAFT_TOKENS)] = Field(
+        5, description="most draft tokens asked for per sequence and step"
+    )
+    max_running_sequences: Annotated[int, Field(ge=1, le=4096)] = Field(
+        64, description="most sequences decoded at once"
+    )
+    max_waiting_sequences: Annotated[int, Field(ge=1)] = Field(
+        1024, description="most sequences that wait for a place"
+    )
+    kv_cache_mib: Annotated[int, Field(ge=1)] = Field(
+        1024, description="size of the KV cache in MiB"
+    )
+    block_size: Annotated[int, Field(ge=1)] = Field(32, description="tokens in a KV cache block")
+    max_sequence_length: Annotated[int, Field(ge=0)] = Field(
+        0, description="most tokens of prompt and output together; 0 = the model's"
+    )
+    max_step_rows: Annotated[int, Field(ge=16)] = Field(
+        512, description="most tokens in one forward"
+    )
+    max_prefill_rows: Annotated[int, Field(ge=8)] = Field(
+        256, description="most prompt tokens in a forward that also decodes"
+    )

@@ -1,0 +1,343 @@
+"""The stream to one draft service: connects, shakes hands, pings, reconnects. Knows messages, not
+sequences.
+
+Its coroutines run on the event loop; the engine's thread sends and collects through the
+thread-safe methods.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import grpc
+
+from outrider.serving.channel import open_channel
+from outrider.serving.concurrency import run_until_first_ends
+from outrider.v1 import draft_pb2, draft_pb2_grpc, status_pb2
+from target_service.circuit_breaker import Circuit, CircuitBreaker
+from target_service.statistics import Statistics
+
+logger = logging.getLogger(__name__)
+
+PING_PERIOD_SECONDS = 0.1
+# A stopped peer is invisible to gRPC's keepalive for tens of seconds; its pongs are missed at once.
+SILENCE_SECONDS = 1.0
+HANDSHAKE_TIMEOUT_SECONDS = 2.0
+FIRST_RECONNECT_PAUSE_SECONDS = 0.1
+MAX_RECONNECT_PAUSE_SECONDS = 1.0
+STATUS_PERIOD_SECONDS = 1.0
+# More unsent messages than this: the peer has stopped reading.
+MAX_QUEUED_MESSAGES = 64
+
+
+class LinkLost(Exception):
+    """The stream is of no further use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkView:
+    """What the engine needs to know before it asks. `stream_epoch` is 0 while no stream has shaken
+    hands.
+    """
+
+    stream_epoch: int
+    draft_boot_id: int
+    max_draft_length: int
+    max_sequence_length: int
+
+
+NO_LINK = LinkView(stream_epoch=0, draft_boot_id=0, max_draft_length=0, max_sequence_length=0)
+
+_SENT_KINDS = {"hello": "hello", "open": "open", "step": "step", "close": "close", "ping": "ping"}
+_RECEIVED_KINDS = {
+    "hello": "hello",
+    "draft": "draft",
+    "resync": "resync",
+    "refuse": "refuse",
+    "pong": "ping",
+    "go_away": "go_away",
+    "feature_projection": "feature_projection",
+}
+
+
+class DraftLink:
+    """One link. Construct it, run `run()` on the event loop; everything else may be called from
+    any thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        address: str,
+        hello: draft_pb2.Hello,
+        statistics: Statistics,
+        on_status: Callable[[status_pb2.LinkStatus], None],
+    ) -> None:
+        self.address = address
+        self._hello = hello
+        self._statistics = statistics
+        self._on_status = on_status
+        self._breaker = CircuitBreaker()
+        self._condition = threading.Condition()
+        self._view = NO_LINK
+        self._received: deque[draft_pb2.LinkResponse] = deque()
+        self._answered_step_id = 0
+        self._asked: dict[int, float] = {}
+        self._stream_epoch = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._outgoing: asyncio.Queue[draft_pb2.LinkRequest] | None = None
+        self._stream_state = status_pb2.LINK_STATE_CONNECTING
+        self._reason = "not tried yet"
+        self._drafter = ""
+        self._last_received = 0.0
+
+    # For the engine's thread.
+
+    def view(self) -> LinkView:
+        """The stream now."""
+        return self._view
+
+    def circuit(self) -> Circuit:
+        """Whether drafts may be asked for."""
+        with self._condition:
+            return self._breaker.state(time.monotonic())
+
+    def send(self, stream_epoch: int, messages: Sequence[draft_pb2.LinkRequest]) -> None:
+        """Queues messages for a stream; they are dropped if it is gone by then."""
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._enqueue, stream_epoch, messages)
+
+    def asked(self, step_id: int, late_after_seconds: float) -> None:
+        """Notes that a Step was sent, and counts the ones before it that were never answered."""
+        now = time.monotonic()
+        with self._condition:
+            for earlier, sent in list(self._asked.items()):
+                if now - sent > late_after_seconds:
+                    del self._asked[earlier]
+                    self._breaker.late(now)
+            self._asked[step_id] = now
+
+    def judge_row(self, *, is_usable: bool) -> None:
+        """Tells the circuit breaker about a draft row."""
+        with self._condition:
+            self._breaker.row(is_usable=is_usable, now=time.monotonic())
+
+    def wait_for(self, step_id: int, timeout_seconds: float) -> bool:
+        """Waits until the Step is answered or the stream is gone; False if it was not answered."""
+        with self._condition:
+            epoch = self._view.stream_epoch
+            self._condition.wait_for(
+                lambda: self._answered_step_id >= step_id or self._view.stream_epoch != epoch,
+                timeout=timeout_seconds,
+            )
+            return self._answered_step_id >= step_id
+
+    def take_received(self) -> list[draft_pb2.LinkResponse]:
+        """Drafts, resyncs and refusals since the last call."""
+        with self._condition:
+            taken = list(self._received)
+            self._received.clear()
+        return taken
+
+    # On the event loop.
+
+    async def run(self, late_after_seconds: Callable[[], float]) -> None:
+        """Keeps a stream to the draft service up, for ever."""
+        self._loop = asyncio.get_running_loop()
+        publisher = asyncio.create_task(self._publish_regularly())
+        pause = FIRST_RECONNECT_PAUSE_SECONDS
+        try:
+            while True:
+                self._stream_epoch += 1
+                try:
+                    await self._run_stream(late_after_seconds)
+                except (grpc.aio.AioRpcError, LinkLost, TimeoutError) as error:
+                    reason = _words(error)
+                had_link = self._view.stream_epoch != 0
+                with self._condition:
+                    self._view = NO_LINK
+                    self._asked.clear()
+                    self._condition.notify_all()
+                if self._stream_state != status_pb2.LINK_STATE_REFUSED:
+                    self._set_state(status_pb2.LINK_STATE_CONNECTING, reason)
+                if had_link:
+                    logger.warning("link to %s lost: %s", self.address, reason)
+                    pause = FIRST_RECONNECT_PAUSE_SECONDS
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, MAX_RECONNECT_PAUSE_SECONDS)
+        finally:
+            publisher.cancel()
+
+    async def _run_stream(self, late_after_seconds: Callable[[], float]) -> None:
+        outgoing: asyncio.Queue[draft_pb2.LinkRequest] = asyncio.Queue()
+        async with open_channel(self.address) as channel:
+            call = draft_pb2_grpc.DraftServiceStub(channel).Link()  # type: ignore[no-untyped-call]
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_SECONDS):
+                reply = await self._shake_hands(call)
+            self._outgoing = outgoing
+            self._last_received = time.monotonic()
+            with self._condition:
+                self._breaker = CircuitBreaker()
+                self._view = LinkView(
+                    stream_epoch=self._stream_epoch,
+                    draft_boot_id=reply.draft_boot_id,
+                    max_draft_length=reply.max_draft_length,
+                    max_sequence_length=reply.max_sequence_length,
+                )
+            self._drafter = reply.drafter
+            self._set_state(status_pb2.LINK_STATE_CLOSED_CIRCUIT, "")
+            logger.info("link to %s: drafter %s, epoch %d", self.address, reply.drafter,
+                        self._stream_epoch)  # fmt: skip
+            await run_until_first_ends(
+                self._write(call, outgoing),
+                self._read(call, late_after_seconds),
+                self._ping(outgoing),
+            )
+
+    async def _shake_hands(self, call: "grpc.aio.StreamStreamCall") -> draft_pb2.HelloReply:  # type: ignore[type-arg]
+        if self._stream_state != status_pb2.LINK_STATE_REFUSED:
+            self._set_state(status_pb2.LINK_STATE_HANDSHAKING, "")
+        hello = draft_pb2.Hello()
+        hello.CopyFrom(self._hello)
+        hello.stream_epoch = self._stream_epoch
+        await call.write(draft_pb2.LinkRequest(hello=hello))
+        self._count("sent", "hello")
+        response = await _read(call)
+        if not response.HasField("hello"):
+            raise LinkLost(f"{response.WhichOneof('kind')} instead of an answer to the handshake")
+        self._count("received", "hello")
+        reply: draft_pb2.HelloReply = response.hello
+        if reply.HasField("refusal"):
+            refusal = reply.refusal
+            reason = (
+                f"{refusal.field}: the target has {refusal.target_value}, "
+                f"the draft {refusal.draft_value}"
+            )
+            if self._reason != reason:
+                logger.error("link to %s refused: %s", self.address, reason)
+            self._set_state(status_pb2.LINK_STATE_REFUSED, reason)
+            raise LinkLost(reason)
+        return reply
+
+    async def _write(
+        self,
+        call: "grpc.aio.StreamStreamCall",  # type: ignore[type-arg]
+        outgoing: "asyncio.Queue[draft_pb2.LinkRequest]",
+    ) -> None:
+        while True:
+            message = await outgoing.get()
+            if outgoing.qsize() > MAX_QUEUED_MESSAGES:
+                raise LinkLost(f"{outgoing.qsize()} messages wait to be sent")
+            await call.write(message)
+            self._count("sent", _SENT_KINDS[message.WhichOneof("kind")])
+
+    async def _read(
+        self,
+        call: "grpc.aio.StreamStreamCall",  # type: ignore[type-arg]
+        late_after_seconds: Callable[[], float],
+    ) -> None:
+        while True:
+            response = await _read(call)
+            kind = response.WhichOneof("kind")
+            if kind is None:
+                continue
+            self._last_received = time.monotonic()
+            self._count("received", _RECEIVED_KINDS[kind])
+            if kind == "go_away":
+                raise LinkLost(f"the draft service goes away: {response.go_away.reason}")
+            if kind in ("draft", "resync", "refuse"):
+                self._deliver(response, late_after_seconds())
+
+    def _deliver(self, response: draft_pb2.LinkResponse, late_after_seconds: float) -> None:
+        now = time.monotonic()
+        with self._condition:
+            self._received.append(response)
+            if response.HasField("draft"):
+                sent = self._asked.pop(response.draft.step_id, None)
+                if sent is not None:
+                    self._statistics.link_round_trip.observe(now - sent)
+                    if now - sent <= late_after_seconds:
+                        self._breaker.timely(now)
+                    else:
+                        self._breaker.late(now)
+                    self._answered_step_id = max(self._answered_step_id, response.draft.step_id)
+                self._condition.notify_all()
+
+    async def _ping(self, outgoing: "asyncio.Queue[draft_pb2.LinkRequest]") -> None:
+        ping_id = 0
+        while True:
+            await asyncio.sleep(PING_PERIOD_SECONDS)
+            silence = time.monotonic() - self._last_received
+            if silence > SILENCE_SECONDS:
+                raise LinkLost(f"silent for {silence:.2f} s")
+            if silence >= PING_PERIOD_SECONDS / 2:
+                ping_id += 1
+                outgoing.put_nowait(draft_pb2.LinkRequest(ping=draft_pb2.Ping(ping_id=ping_id)))
+
+    def _enqueue(self, stream_epoch: int, messages: Sequence[draft_pb2.LinkRequest]) -> None:
+        if self._outgoing is not None and self._view.stream_epoch == stream_epoch:
+            for message in messages:
+                self._outgoing.put_nowait(message)
+
+    def _count(self, direction: str, kind: str) -> None:
+        self._statistics.link_messages[direction, kind] += 1
+
+    def _set_state(self, state: "status_pb2.LinkState", reason: str) -> None:
+        self._stream_state = state
+        self._reason = reason
+        self._on_status(self.status())
+
+    async def _publish_regularly(self) -> None:
+        last = self.status()
+        while True:
+            await asyncio.sleep(STATUS_PERIOD_SECONDS)
+            status = self.status()
+            if status != last:
+                self._on_status(status)
+                last = status
+
+    def status(self) -> status_pb2.LinkStatus:
+        """For the operator."""
+        state, reason = self._stream_state, self._reason
+        if state == status_pb2.LINK_STATE_CLOSED_CIRCUIT:
+            with self._condition:
+                circuit = self._breaker.state(time.monotonic())
+                reason = self._breaker.reason
+            state = {
+                Circuit.CLOSED: status_pb2.LINK_STATE_CLOSED_CIRCUIT,
+                Circuit.OPEN: status_pb2.LINK_STATE_OPEN_CIRCUIT,
+                Circuit.HALF_OPEN: status_pb2.LINK_STATE_HALF_OPEN_CIRCUIT,
+            }[circuit]
+        return status_pb2.LinkStatus(
+            address=self.address,
+            state=state,
+            reason=reason,
+            draft_boot_id=self._view.draft_boot_id,
+            stream_epoch=self._stream_epoch,
+            drafter=self._drafter,
+            round_trip_p50_seconds=self._statistics.link_round_trip.quantile(0.5),
+            round_trip_p95_seconds=self._statistics.link_round_trip.quantile(0.95),
+            feature_transport="none",
+        )
+
+
+async def _read(call: "grpc.aio.StreamStreamCall") -> draft_pb2.LinkResponse:  # type: ignore[type-arg]
+    response = await call.read()
+    if not isinstance(response, draft_pb2.LinkResponse):
+        # The end of the messages; the call's own status says why.
+        code, details = await call.code(), await call.details()
+        raise LinkLost(f"the draft service ended the stream: {code.name}: {details}")
+    return response
+
+
+def _words(error: grpc.aio.AioRpcError | LinkLost | TimeoutError) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    if isinstance(error, TimeoutError):
+        return f"handshake not answered within {HANDSHAKE_TIMEOUT_SECONDS:g} s"
+    return str(error)

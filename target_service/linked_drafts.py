@@ -1,0 +1,333 @@
+"""Drafts over the link: which sequences the draft service knows, what it must be told, what it may
+answer.
+
+Nothing that comes back is trusted: a row is used only if its stamps are those of the live sequence.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+
+from outrider.serving.columns import MalformedColumn
+from outrider.v1 import draft_pb2
+from target_service import policy
+from target_service.circuit_breaker import Circuit
+from target_service.codec import (
+    DraftRow,
+    Stamp,
+    StepRow,
+    decode_draft,
+    decode_rows,
+    encode_close,
+    encode_open,
+    encode_step,
+)
+from target_service.draft_link import DraftLink, LinkView
+from target_service.draft_wait import MAX_EXTRA_SECONDS, DraftWait
+from target_service.drafts import NOTHING_COLLECTED, Collected
+from target_service.sequence import Sequence as TokenSequence
+from target_service.slots import SlotTable
+from target_service.statistics import Statistics
+from target_service.token_bucket import TokenBucket
+
+# Tokens of sequences that are opened again after a resync or a reconnect: a burst, and the rate
+# behind it.
+RESYNC_BURST_TOKENS = 65_536
+RESYNC_TOKENS_PER_SECOND = 65_536
+
+
+class LinkedDrafts:
+    """The DraftSource behind a DraftLink. Owned by the engine's thread."""
+
+    def __init__(
+        self,
+        *,
+        link: DraftLink,
+        target_boot_id: int,
+        num_slots: int,
+        vocab_size: int,
+        wait: DraftWait,
+        statistics: Statistics,
+    ) -> None:
+        self._link = link
+        self._target_boot_id = target_boot_id
+        self._vocab_size = vocab_size
+        self._wait = wait
+        self._statistics = statistics
+        self._slots = SlotTable(num_slots)
+        self._view = link.view()
+        # Committed tokens that the draft service was told of on this stream, by arrival.
+        self._told: dict[int, int] = {}
+        # Sequences that it will not serve on this stream, by arrival.
+        self._refused: set[int] = set()
+        # Sequences that were open before a reconnect or a resync: opening them again is
+        # rate-limited.
+        self._again: set[int] = set()
+        self._resyncs = TokenBucket(RESYNC_BURST_TOKENS, RESYNC_TOKENS_PER_SECOND)
+        self._unsent_opens: list[TokenSequence] = []
+        self._unsent_closes: list[tuple[int, int]] = []
+        self._step_id = 0
+        self._asked_lengths: dict[int, int] = {}
+
+    def unavailable(self) -> str | None:
+        self._follow_stream()
+        if not self._view.stream_epoch:
+            return policy.LINK_DOWN
+        if self._link.circuit() == Circuit.OPEN:
+            return policy.CIRCUIT_OPEN
+        return None
+
+    def started(self, sequences: Sequence[TokenSequence]) -> None:
+        for sequence in sequences:
+            self._slots.take(sequence)
+            if sequence.request.draft_length_override != 0:
+                self._unsent_opens.append(sequence)
+
+    def stopped(self, sequence: TokenSequence) -> None:
+        slot = self._slots.give_back(sequence)
+        if self._told.pop(sequence.arrival, None) is not None:
+            self._unsent_closes.append(slot)
+        self._refused.discard(sequence.arrival)
+        self._again.discard(sequence.arrival)
+        self._asked_lengths.pop(sequence.arrival, None)
+        if sequence in self._unsent_opens:
+            self._unsent_opens.remove(sequence)
+
+    def ask(self, sequences: Sequence[TokenSequence], draft_lengths: Mapping[int, int]) -> None:
+        self._follow_stream()
+        self._asked_lengths.clear()
+        view = self._view
+        if not view.stream_epoch:
+            return
+        messages = self._held_back_messages()
+        opened, rows = [], []
+        for sequence in sequences:
+            draft_length = min(draft_lengths[sequence.arrival], view.max_draft_length)
+            if draft_length < 1 or not self._may_ask(sequence, view):
+                continue
+            told = self._told.get(sequence.arrival)
+            if told is None:
+                if not self._may_open(sequence):
+                    continue
+                opened.append(self._open(sequence))
+                told = sequence.committed_length
+            rows.append(
+                StepRow(
+                    stamp=self._stamp(sequence),
+                    committed_token_ids=sequence.token_ids[told:],
+                    draft_length=draft_length,
+                )
+            )
+            self._told[sequence.arrival] = sequence.committed_length
+            self._asked_lengths[sequence.arrival] = draft_length
+        if opened:
+            messages.append(self._open_message(opened))
+        if rows:
+            self._step_id += 1
+            late_after = self.late_after_seconds(len(sequences))
+            messages.append(
+                draft_pb2.LinkRequest(
+                    step=encode_step(
+                        target_boot_id=self._target_boot_id,
+                        stream_epoch=view.stream_epoch,
+                        step_id=self._step_id,
+                        deadline_us=int(late_after * 1e6),
+                        rows=rows,
+                    )
+                )
+            )
+            self._link.asked(self._step_id, late_after)
+        if messages:
+            self._link.send(view.stream_epoch, messages)
+
+    def collect(self, sequences: Sequence[TokenSequence]) -> Collected:
+        if not self._asked_lengths:
+            return NOTHING_COLLECTED
+        started = time.perf_counter()
+        timeout = 0.0
+        if self._link.circuit() == Circuit.CLOSED:
+            timeout = self._wait.seconds(
+                len(sequences), self._statistics.link_round_trip.quantile(0.95)
+            )
+        is_answered = self._link.wait_for(self._step_id, timeout)
+        self._follow_stream()
+        drafts: dict[int, tuple[int, ...]] = {}
+        live = {sequence.arrival for sequence in sequences}
+        for response in self._link.take_received():
+            self._take(response, live, drafts)
+        if not is_answered:
+            missing = len(self._asked_lengths.keys() & live)
+            self._statistics.draft_rows_dropped["late"] += missing
+        self._asked_lengths.clear()
+        return Collected(
+            drafts=drafts,
+            waited_seconds=time.perf_counter() - started,
+            is_answered=is_answered,
+        )
+
+    def flush(self, *, is_bypassed: bool) -> None:
+        if is_bypassed:
+            return
+        self._follow_stream()
+        if self._view.stream_epoch:
+            messages = self._held_back_messages()
+            if messages:
+                self._link.send(self._view.stream_epoch, messages)
+
+    def observe(
+        self,
+        *,
+        collected: Collected,
+        decode_rows: int,
+        seconds: float,
+        emitted_tokens: int,
+        is_pure: bool,
+    ) -> None:
+        if not is_pure or not decode_rows:
+            return
+        if collected.is_answered:
+            self._wait.observe_answered(decode_rows, seconds, emitted_tokens)
+        if not collected.drafts:
+            self._wait.observe_plain(decode_rows, seconds)
+
+    def late_after_seconds(self, decode_rows: int) -> float:
+        """An answer that takes longer speaks against the link, not against the wait."""
+        return self._wait.plain_seconds(max(decode_rows, 1)) + MAX_EXTRA_SECONDS
+
+    def _follow_stream(self) -> None:
+        view = self._link.view()
+        if view.stream_epoch == self._view.stream_epoch:
+            return
+        self._view = view
+        self._again.update(self._told)
+        self._told.clear()
+        self._refused.clear()
+        self._unsent_closes.clear()
+        self._asked_lengths.clear()
+
+    def _may_ask(self, sequence: TokenSequence, view: LinkView) -> bool:
+        return (
+            sequence.arrival not in self._refused
+            and sequence.committed_length < view.max_sequence_length
+        )
+
+    def _may_open(self, sequence: TokenSequence) -> bool:
+        if sequence.arrival not in self._again:
+            return True
+        if not self._resyncs.take(sequence.committed_length):
+            return False
+        self._again.discard(sequence.arrival)
+        return True
+
+    def _held_back_messages(self) -> list[draft_pb2.LinkRequest]:
+        messages = []
+        if self._unsent_closes:
+            messages.append(
+                draft_pb2.LinkRequest(
+                    close=encode_close(
+                        target_boot_id=self._target_boot_id,
+                        stream_epoch=self._view.stream_epoch,
+                        rows=self._unsent_closes,
+                    )
+                )
+            )
+            self._unsent_closes = []
+        opens = [
+            self._open(sequence)
+            for sequence in self._unsent_opens
+            if sequence.arrival not in self._told
+            and self._may_ask(sequence, self._view)
+            and self._may_open(sequence)
+        ]
+        self._unsent_opens = []
+        if opens:
+            messages.append(self._open_message(opens))
+        return messages
+
+    def _open(self, sequence: TokenSequence) -> draft_pb2.Open:
+        self._told[sequence.arrival] = sequence.committed_length
+        return encode_open(self._stamp(sequence), sequence.token_ids, sequence.request.sampling)
+
+    def _open_message(self, opens: Sequence[draft_pb2.Open]) -> draft_pb2.LinkRequest:
+        return draft_pb2.LinkRequest(
+            open=draft_pb2.OpenBatch(
+                target_boot_id=self._target_boot_id,
+                stream_epoch=self._view.stream_epoch,
+                sequences=opens,
+            )
+        )
+
+    def _stamp(self, sequence: TokenSequence) -> Stamp:
+        slot, generation = self._slots.find(sequence)
+        return Stamp(
+            slot=slot,
+            generation=generation,
+            base_length=sequence.committed_length,
+            prefix_hash=sequence.prefix_hash,
+        )
+
+    def _take(
+        self,
+        response: draft_pb2.LinkResponse,
+        live: set[int],
+        drafts: dict[int, tuple[int, ...]],
+    ) -> None:
+        """One message. A malformed one is counted and dropped; it never ends the stream."""
+        try:
+            if response.HasField("draft"):
+                draft = response.draft
+                if not self._is_of_this_stream(draft):
+                    self._drop("epoch")
+                    return
+                for row in decode_draft(draft):
+                    self._take_row(row, live, drafts)
+            elif response.HasField("resync"):
+                for sequence in self._named(decode_rows(response.resync)):
+                    self._told.pop(sequence.arrival, None)
+                    self._again.add(sequence.arrival)
+            elif response.HasField("refuse"):
+                for sequence in self._named(decode_rows(response.refuse)):
+                    self._refused.add(sequence.arrival)
+        except MalformedColumn:
+            self._drop("malformed")
+            self._link.judge_row(is_usable=False)
+
+    def _is_of_this_stream(self, draft: draft_pb2.Draft) -> bool:
+        return (
+            draft.target_boot_id == self._target_boot_id
+            and draft.stream_epoch == self._view.stream_epoch
+            and draft.draft_boot_id == self._view.draft_boot_id
+        )
+
+    def _take_row(self, row: DraftRow, live: set[int], drafts: dict[int, tuple[int, ...]]) -> None:
+        sequence = self._slots.holder(row.stamp.slot)
+        if not all(0 <= token_id < self._vocab_size for token_id in row.token_ids):
+            self._drop("token_range")
+            self._link.judge_row(is_usable=False)
+        elif sequence is None:
+            self._drop("slot")
+        elif row.stamp.generation != self._slots.generation(row.stamp.slot):
+            self._drop("generation")
+        elif row.stamp.base_length != sequence.committed_length:
+            self._drop("base_length")
+        elif row.stamp.prefix_hash != sequence.prefix_hash:
+            self._drop("prefix_hash")
+            self._link.judge_row(is_usable=False)
+        elif sequence.arrival not in live or sequence.arrival not in self._asked_lengths:
+            self._drop("not_asked")
+        elif len(row.token_ids) > self._asked_lengths[sequence.arrival]:
+            self._drop("draft_length")
+            self._link.judge_row(is_usable=False)
+        elif row.token_ids:
+            self._link.judge_row(is_usable=True)
+            drafts[sequence.arrival] = row.token_ids
+
+    def _named(self, rows: Sequence[tuple[int, int]]) -> list[TokenSequence]:
+        named = []
+        for slot, generation in rows:
+            sequence = self._slots.holder(slot)
+            if sequence is not None and generation == self._slots.generation(slot):
+                named.append(sequence)
+        return named
+
+    def _drop(self, reason: str) -> None:
+        self._statistics.draft_rows_dropped[reason] += 1

@@ -1,0 +1,77 @@
+"""The target service as the server runs it: engine thread, link, drain."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+import grpc
+
+from outrider.serving.lifecycle import Lifecycle
+from outrider.v1 import target_pb2, target_pb2_grpc
+from target_service.boot import Target, boot_target
+from target_service.config import TargetConfig
+from target_service.draft_link import DraftLink
+from target_service.linked_drafts import LinkedDrafts
+from target_service.servicer import TargetServicer
+
+logger = logging.getLogger(__name__)
+
+DRAIN_POLL_SECONDS = 0.02
+
+
+class TargetService:
+    """Implements serving.server.Service."""
+
+    def __init__(self, config: TargetConfig, lifecycle: Lifecycle[Target]) -> None:
+        self._config = config
+        self._lifecycle = lifecycle
+        # Set by `start`; the boot thread waits for it.
+        self._loop: Future[asyncio.AbstractEventLoop] = Future()
+        self._running: list[Target] = []
+        self._links: list[Future[None]] = []
+
+    def register(self, server: grpc.aio.Server) -> Sequence[str]:
+        target_pb2_grpc.add_TargetServiceServicer_to_server(  # type: ignore[no-untyped-call]
+            TargetServicer(self._lifecycle), server
+        )
+        return [target_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name]
+
+    async def start(self) -> None:
+        self._loop.set_result(asyncio.get_running_loop())
+
+    def boot(self) -> None:
+        target = boot_target(self._config, self._lifecycle, self._run_link)
+        threading.Thread(
+            target=self._lifecycle.guard, args=(target.step_loop.run,), name="engine", daemon=True
+        ).start()
+        self._running.append(target)
+        self._lifecycle.serve(target)
+
+    async def drain(self, timeout_seconds: float) -> None:
+        """Rejects what is new, waits for what runs."""
+        deadline = time.monotonic() + timeout_seconds
+        for target in self._running:
+            target.step_loop.submit(lambda loop: loop.stop_admitting())
+            while target.scheduler.has_work and time.monotonic() < deadline:
+                await asyncio.sleep(DRAIN_POLL_SECONDS)
+            if target.scheduler.has_work:
+                logger.warning("target: sequences still run after %g s", timeout_seconds)
+
+    async def stop(self) -> None:
+        for link in self._links:
+            link.cancel()
+
+    def _run_link(self, link: DraftLink, drafts: LinkedDrafts) -> None:
+        future = asyncio.run_coroutine_threadsafe(
+            link.run(lambda: drafts.late_after_seconds(1)), self._loop.result()
+        )
+        future.add_done_callback(self._link_ended)
+        self._links.append(future)
+
+    def _link_ended(self, future: "Future[None]") -> None:
+        if not future.cancelled():
+            error = future.exception()
+            self._lifecycle.fail("link", f"{type(error).__name__}: {error}")

@@ -1,0 +1,160 @@
+"""TargetService over gRPC: gateways' streams in, reports out. Thin: it parses, hands over and
+encodes.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import grpc
+
+from outrider.serving.columns import pack
+from outrider.serving.concurrency import run_until_first_ends
+from outrider.serving.errors import InvalidArgument, NotServing, rpc_errors
+from outrider.serving.lifecycle import Lifecycle
+from outrider.v1 import target_pb2, target_pb2_grpc
+from target_service.admission import request_from
+from target_service.boot import Target
+from target_service.policy import policy_from
+from target_service.sequence import Outcome, Request, StepSummary
+
+# Responses that a gateway has not read; a stream that falls further behind is ended.
+MAX_UNREAD_RESPONSES = 4096
+
+
+class GatewayStream:
+    """The ReportSink of one Decode stream: takes from the engine's thread, gives to the event
+    loop.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.responses: asyncio.Queue[target_pb2.DecodeResponse] = asyncio.Queue()
+
+    def report(self, outcomes: Sequence[Outcome], step: StepSummary) -> None:
+        self._send(target_pb2.DecodeResponse(step=encode_report(outcomes, step)))
+
+    def reject(self, sequence_id: int, reason: int, message: str) -> None:
+        rejected = target_pb2.Rejected(sequence_id=sequence_id, message=message)
+        rejected.reason = reason  # type: ignore[assignment]
+        self._send(target_pb2.DecodeResponse(rejected=rejected))
+
+    def _send(self, response: target_pb2.DecodeResponse) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.responses.put_nowait, response)
+
+
+class TargetServicer(target_pb2_grpc.TargetServiceServicer):
+    """Holds the lifecycle, not an engine: there is nothing to call before SERVING."""
+
+    def __init__(self, lifecycle: Lifecycle[Target]) -> None:
+        self._lifecycle = lifecycle
+
+    async def GetModel(
+        self,
+        request: target_pb2.GetModelRequest,
+        context: grpc.aio.ServicerContext,  # type: ignore[type-arg]
+    ) -> target_pb2.ModelInfo:
+        async with rpc_errors(context):
+            return self._lifecycle.ready().model_info
+        raise AssertionError("rpc_errors aborts")
+
+    async def GetStatistics(
+        self,
+        request: target_pb2.GetStatisticsRequest,
+        context: grpc.aio.ServicerContext,  # type: ignore[type-arg]
+    ) -> target_pb2.TargetStatistics:
+        async with rpc_errors(context):
+            return self._lifecycle.ready().statistics_message()
+        raise AssertionError("rpc_errors aborts")
+
+    async def Decode(
+        self,
+        request_iterator: AsyncIterator[target_pb2.DecodeRequest],
+        context: grpc.aio.ServicerContext,  # type: ignore[type-arg]
+    ) -> None:
+        async with rpc_errors(context):
+            target = self._lifecycle.ready()
+            stream = GatewayStream(asyncio.get_running_loop())
+            try:
+                await run_until_first_ends(
+                    self._read(target, stream, request_iterator),
+                    self._write(stream, context),
+                    self._wait_for_failure(),
+                )
+            finally:
+                target.step_loop.submit(lambda loop: loop.cancel(stream))
+
+    async def _read(
+        self,
+        target: Target,
+        stream: GatewayStream,
+        requests: AsyncIterator[target_pb2.DecodeRequest],
+    ) -> None:
+        async for request in requests:
+            kind = request.WhichOneof("kind")
+            if kind == "attach":
+                stream.responses.put_nowait(
+                    target_pb2.DecodeResponse(
+                        attached=target_pb2.Attached(target_boot_id=self._lifecycle.boot_id)
+                    )
+                )
+            elif kind == "admit":
+                self._admit(target, stream, request.admit)
+            elif kind == "cancel":
+                ids = frozenset(request.cancel.sequence_ids)
+                target.step_loop.submit(lambda loop, ids=ids: loop.cancel(stream, ids))  # type: ignore[misc]
+            elif kind == "policy":
+                policy = policy_from(request.policy)
+                target.step_loop.submit(lambda loop, policy=policy: loop.set_policy(policy))  # type: ignore[misc]
+
+    def _admit(self, target: Target, stream: GatewayStream, batch: target_pb2.AdmitBatch) -> None:
+        requests: list[Request] = []
+        for message in batch.sequences:
+            try:
+                requests.append(request_from(message, stream, target.bounds))
+            except InvalidArgument as error:
+                stream.reject(message.sequence_id, target_pb2.REJECT_REASON_INVALID, str(error))
+        target.step_loop.submit(lambda loop: loop.admit(requests))
+
+    async def _write(
+        self,
+        stream: GatewayStream,
+        context: grpc.aio.ServicerContext,  # type: ignore[type-arg]
+    ) -> None:
+        while True:
+            response = await stream.responses.get()
+            if stream.responses.qsize() > MAX_UNREAD_RESPONSES:
+                raise NotServing(f"{stream.responses.qsize()} responses are unread")
+            await context.write(response)
+
+    async def _wait_for_failure(self) -> None:
+        while True:
+            revision = self._lifecycle.revision
+            if not self._lifecycle.is_serving and not self._lifecycle.is_draining:
+                raise NotServing(f"target: {self._lifecycle.words()}")
+            await self._lifecycle.changed_since(revision)
+
+
+def encode_report(outcomes: Sequence[Outcome], step: StepSummary) -> target_pb2.StepReport:
+    """One stream's share of a step."""
+    return target_pb2.StepReport(
+        step_id=step.step_id,
+        mode=(
+            target_pb2.STEP_MODE_SPECULATIVE if step.is_speculative else target_pb2.STEP_MODE_PLAIN
+        ),
+        sequence_ids=pack([outcome.sequence_id for outcome in outcomes], "<u8"),
+        emitted_counts=pack([len(outcome.emitted_token_ids) for outcome in outcomes], "<u2"),
+        token_ids=pack(
+            [token_id for outcome in outcomes for token_id in outcome.emitted_token_ids], "<i4"
+        ),
+        drafted_counts=pack([outcome.drafted_length for outcome in outcomes], "<u1"),
+        accepted_counts=pack([outcome.accepted_length for outcome in outcomes], "<u1"),
+        finish_reasons=pack([outcome.finish_reason for outcome in outcomes], "<u1"),
+        decode_rows=step.decode_rows,
+        prefill_tokens=step.prefill_tokens,
+        running_sequences=step.running_sequences,
+        waiting_sequences=step.waiting_sequences,
+        forward_seconds=step.forward_seconds,
+        draft_wait_seconds=step.draft_wait_seconds,
+        step_seconds=step.step_seconds,
+    )

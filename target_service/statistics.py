@@ -1,0 +1,117 @@
+"""Counters of the target since it started. Written by the engine's thread and the link, read by
+anyone.
+"""
+
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Iterable
+
+from outrider.v1 import target_pb2
+
+STEP_BOUNDS_SECONDS = tuple(
+    bound * 10.0**exponent for exponent in range(-4, 1) for bound in (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
+)
+
+
+class Durations:
+    """A histogram of seconds, and the latest of them for quantiles."""
+
+    def __init__(self, num_latest: int = 64) -> None:
+        self._counts = [0] * (len(STEP_BOUNDS_SECONDS) + 1)
+        self._sum = 0.0
+        self._latest: deque[float] = deque(maxlen=num_latest)
+
+    def observe(self, seconds: float) -> None:
+        self._counts[bisect_left(STEP_BOUNDS_SECONDS, seconds)] += 1
+        self._sum += seconds
+        self._latest.append(seconds)
+
+    @property
+    def num_latest(self) -> int:
+        return len(self._latest)
+
+    def quantile(self, share: float) -> float:
+        """Quantile of the latest observations, in seconds; 0 before the first."""
+        latest = sorted(self._latest)
+        if not latest:
+            return 0.0
+        return latest[min(len(latest) - 1, int(share * len(latest)))]
+
+    def to_message(self) -> target_pb2.Histogram:
+        return target_pb2.Histogram(
+            upper_bounds=STEP_BOUNDS_SECONDS, counts=self._counts, sum=self._sum
+        )
+
+
+class Statistics:
+    """What TargetStatistics says, and nothing else."""
+
+    def __init__(self, max_draft_length: int) -> None:
+        self.drafts = 0
+        self.draft_tokens = 0
+        self.accepted_tokens = 0
+        self.accepted_per_position = [0] * max_draft_length
+        self.speculative_steps = 0
+        self.plain_steps = 0
+        self.emitted_tokens = 0
+        self.bypass_steps: Counter[str] = Counter()
+        self.link_messages: Counter[tuple[str, str]] = Counter()
+        self.draft_rows_dropped: Counter[str] = Counter()
+        self.link_round_trip = Durations()
+        self.plain_step = Durations()
+        self.speculative_step = Durations()
+
+    def count_verdict(self, drafted_length: int, accepted_length: int) -> None:
+        """One verified draft. `accepted_length` excludes the bonus token."""
+        self.drafts += 1
+        self.draft_tokens += drafted_length
+        self.accepted_tokens += accepted_length
+        for position in range(accepted_length):
+            self.accepted_per_position[position] += 1
+
+    def count_step(self, *, is_speculative: bool, seconds: float) -> None:
+        """One step of the engine."""
+        if is_speculative:
+            self.speculative_steps += 1
+            self.speculative_step.observe(seconds)
+        else:
+            self.plain_steps += 1
+            self.plain_step.observe(seconds)
+
+    def to_message(
+        self,
+        *,
+        running_sequences: int,
+        waiting_sequences: int,
+        kv_blocks_free: int,
+        kv_blocks_used: int,
+        preemptions: int,
+    ) -> target_pb2.TargetStatistics:
+        """All counters, with the levels that the scheduler knows."""
+        return target_pb2.TargetStatistics(
+            drafts=self.drafts,
+            draft_tokens=self.draft_tokens,
+            accepted_tokens=self.accepted_tokens,
+            accepted_tokens_per_position=self.accepted_per_position,
+            speculative_steps=self.speculative_steps,
+            plain_steps=self.plain_steps,
+            bypass_steps=_labelled(self.bypass_steps.copy().items()),
+            link_messages=[
+                target_pb2.LinkMessageCount(direction=direction, kind=kind, count=count)
+                for (direction, kind), count in self.link_messages.copy().items()
+            ],
+            draft_rows_dropped=_labelled(self.draft_rows_dropped.copy().items()),
+            running_sequences=running_sequences,
+            waiting_sequences=waiting_sequences,
+            kv_blocks_free=kv_blocks_free,
+            kv_blocks_used=kv_blocks_used,
+            link_round_trip_seconds=self.link_round_trip.to_message(),
+            plain_step_seconds=self.plain_step.to_message(),
+            speculative_step_seconds=self.speculative_step.to_message(),
+            preemptions=preemptions,
+            emitted_tokens=self.emitted_tokens,
+        )
+
+
+def _labelled(items: Iterable[tuple[str, int]]) -> list[target_pb2.LabelledCount]:
+    return [target_pb2.LabelledCount(label=label, count=count) for label, count in items]

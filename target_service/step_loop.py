@@ -1,0 +1,368 @@
+"""The engine's thread: takes commands, runs steps, commits tokens. The whole of continuous
+batching on one page.
+
+It does not know gRPC, nor where drafts come from.
+"""
+
+import queue
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from outrider.engine.runner import Runner, SequenceRows
+
+from outrider.engine.acceptance import verify
+from outrider.engine.sampling import sample
+from outrider.v1 import generation_pb2, target_pb2
+from target_service import policy as reasons
+from target_service.drafts import NOTHING_COLLECTED, Collected, DraftSource
+from target_service.policy import Policy
+from target_service.scheduler import PrefillChunk, Scheduler
+from target_service.sequence import (
+    Outcome,
+    ReportSink,
+    Request,
+    StepSummary,
+)
+from target_service.sequence import Sequence as TokenSequence
+from target_service.statistics import Statistics
+
+IDLE_POLL_SECONDS = 0.05
+
+Command = Callable[["StepLoop"], None]
+Activity = Callable[[str], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeRow:
+    """One decoding sequence of a step, with the draft that it verifies, if any."""
+
+    sequence: TokenSequence
+    draft_token_ids: tuple[int, ...]
+
+
+class StepLoop:
+    """Owned by the engine's thread; other threads hand it commands through `submit`."""
+
+    def __init__(
+        self,
+        *,
+        runner: Runner,
+        scheduler: Scheduler,
+        drafts: DraftSource,
+        statistics: Statistics,
+        max_step_rows: int,
+        activity: Activity,
+    ) -> None:
+        self._runner = runner
+        self._scheduler = scheduler
+        self._drafts = drafts
+        self._statistics = statistics
+        self._max_step_rows = max_step_rows
+        self._activity = activity
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._policy = Policy()
+        self._step_id = 0
+        self._is_bypassed = False
+        self._is_stopping = False
+
+    # For other threads.
+
+    def submit(self, command: Command) -> None:
+        """Has a command run between two steps."""
+        self._commands.put(command)
+
+    # Commands: to be called on the engine's thread, through `submit`.
+
+    def admit(self, requests: Sequence[Request]) -> None:
+        """Queues requests; those that find no place are rejected."""
+        for request in requests:
+            if self._is_stopping:
+                request.sink.reject(
+                    request.sequence_id,
+                    target_pb2.REJECT_REASON_DRAINING,
+                    "the target is draining",
+                )
+            elif self._scheduler.is_full:
+                request.sink.reject(
+                    request.sequence_id,
+                    target_pb2.REJECT_REASON_OVERLOADED,
+                    f"{self._scheduler.num_waiting} sequences wait already",
+                )
+            else:
+                self._scheduler.admit(request)
+
+    def cancel(self, sink: ReportSink, sequence_ids: frozenset[int] | None = None) -> None:
+        """Ends a stream's sequences, or some of them, without a report."""
+        for sequence in list(self._scheduler.all_sequences()):
+            if sequence.request.sink is sink and (
+                sequence_ids is None or sequence.request.sequence_id in sequence_ids
+            ):
+                self._end(sequence)
+
+    def set_policy(self, policy: Policy) -> None:
+        """When to speculate from the next step on."""
+        self._policy = policy
+
+    def stop_admitting(self) -> None:
+        """From here on every request is rejected."""
+        self._is_stopping = True
+
+    # The loop.
+
+    def run(self) -> None:
+        """Runs for ever; an exception that leaves it is the end of the service."""
+        while True:
+            self._run_commands(wait=not self._scheduler.has_work)
+            self._end_overdue()
+            if self._scheduler.has_work:
+                self.step()
+            else:
+                self._drafts.flush(is_bypassed=self._is_bypassed)
+
+    def step(self) -> None:
+        """One forward for all running sequences, and what follows from it."""
+        with self._activity("step"):
+            started = time.perf_counter()
+            self._drafts.started(self._scheduler.start_waiting())
+            collected = self._collect()
+            decode_rows = self._reserve(collected)
+            chunks = self._scheduler.prefill_chunks(
+                sum(1 + len(row.draft_token_ids) for row in decode_rows)
+            )
+            is_speculative = any(row.draft_token_ids for row in decode_rows)
+            with self._activity("verify") if is_speculative else nullcontext():
+                forward_started = time.perf_counter()
+                logits = self._forward(decode_rows, chunks)
+                forward_seconds = time.perf_counter() - forward_started
+                outcomes = self._commit(decode_rows, chunks, logits)
+            self._count_bypass(decode_rows, collected)
+            self._ask()
+            seconds = time.perf_counter() - started
+            self._step_id += 1
+            self._statistics.count_step(is_speculative=is_speculative, seconds=seconds)
+            self._drafts.observe(
+                collected=collected,
+                decode_rows=len(decode_rows),
+                seconds=seconds - collected.waited_seconds,
+                emitted_tokens=sum(len(outcome.emitted_token_ids) for _, outcome in outcomes),
+                is_pure=not chunks,
+            )
+            self._report(
+                outcomes,
+                StepSummary(
+                    step_id=self._step_id,
+                    is_speculative=is_speculative,
+                    decode_rows=len(decode_rows),
+                    prefill_tokens=sum(chunk.length for chunk in chunks),
+                    running_sequences=len(self._scheduler.running),
+                    waiting_sequences=self._scheduler.num_waiting,
+                    forward_seconds=forward_seconds,
+                    draft_wait_seconds=collected.waited_seconds,
+                    step_seconds=seconds,
+                ),
+            )
+
+    def _run_commands(self, *, wait: bool) -> None:
+        try:
+            command = self._commands.get(timeout=IDLE_POLL_SECONDS if wait else 0)
+            while True:
+                command(self)
+                command = self._commands.get_nowait()
+        except queue.Empty:
+            return
+
+    def _end_overdue(self) -> None:
+        now = time.monotonic()
+        for sequence in list(self._scheduler.all_sequences()):
+            deadline = sequence.request.deadline
+            if deadline is not None and now > deadline:
+                self._end(sequence)
+                outcome = Outcome(
+                    sequence_id=sequence.request.sequence_id,
+                    emitted_token_ids=(),
+                    drafted_length=0,
+                    accepted_length=0,
+                    finish_reason=generation_pb2.FINISH_REASON_DEADLINE,
+                )
+                self._report([(sequence, outcome)], self._idle_summary())
+
+    def _collect(self) -> Collected:
+        decoding = self._scheduler.decoding()
+        # Sequences may have left since the drafts were asked for, none can have joined.
+        if not decoding or self._policy.is_bypassed(len(decoding)):
+            return NOTHING_COLLECTED
+        return self._drafts.collect(decoding)
+
+    def _reserve(self, collected: Collected) -> list[DecodeRow]:
+        lengths = {
+            sequence.arrival: min(len(collected.drafts[sequence.arrival]), sequence.room - 1)
+            for sequence in self._scheduler.decoding()
+            if sequence.arrival in collected.drafts
+        }
+        remaining = self._scheduler.reserve_decode_rows(lengths)
+        return [
+            DecodeRow(
+                sequence=sequence,
+                draft_token_ids=collected.drafts.get(sequence.arrival, ())[
+                    : lengths.get(sequence.arrival, 0)
+                ],
+            )
+            for sequence in remaining
+        ]
+
+    def _forward(
+        self, decode_rows: Sequence[DecodeRow], chunks: Sequence[PrefillChunk]
+    ) -> npt.NDArray[np.float32]:
+        """One ragged forward. Returns float32 [rows with logits, vocab]: verify rows, then last
+        prefill rows.
+        """
+        batch = [
+            SequenceRows(
+                token_ids=(row.sequence.token_ids[-1], *row.draft_token_ids),
+                start=row.sequence.cached_length,
+                block_table=row.sequence.block_table,
+                num_logits=1 + len(row.draft_token_ids),
+            )
+            for row in decode_rows
+        ]
+        for chunk in chunks:
+            start = chunk.sequence.cached_length
+            batch.append(
+                SequenceRows(
+                    token_ids=chunk.sequence.token_ids[start : start + chunk.length],
+                    start=start,
+                    block_table=chunk.sequence.block_table,
+                    num_logits=1 if chunk.is_last else 0,
+                )
+            )
+        return self._runner.forward(batch)
+
+    def _commit(
+        self,
+        decode_rows: Sequence[DecodeRow],
+        chunks: Sequence[PrefillChunk],
+        logits: npt.NDArray[np.float32],
+    ) -> list[tuple[TokenSequence, Outcome]]:
+        outcomes = []
+        first_row = 0
+        for row in decode_rows:
+            count = 1 + len(row.draft_token_ids)
+            outcomes.append(
+                self._commit_verdict(
+                    row.sequence, row.draft_token_ids, logits[first_row : first_row + count]
+                )
+            )
+            first_row += count
+        for chunk in chunks:
+            sequence = chunk.sequence
+            if not chunk.is_last:
+                sequence.cached_length += chunk.length
+                continue
+            outcomes.append(self._commit_verdict(sequence, (), logits[first_row : first_row + 1]))
+            first_row += 1
+        return outcomes
+
+    def _commit_verdict(
+        self,
+        sequence: TokenSequence,
+        draft_token_ids: tuple[int, ...],
+        logits: npt.NDArray[np.float32],  # [1 + draft length, vocab]
+    ) -> tuple[TokenSequence, Outcome]:
+        base_length = sequence.committed_length
+        sampling = sequence.request.sampling
+        verdict = verify(
+            draft_token_ids, lambda row: sample(logits[row], sampling, base_length + row)
+        )
+        emitted, finish_reason = sequence.commit(verdict.emitted_token_ids(draft_token_ids))
+        # The rows of the committed tokens before the last are in the cache; what a rejected draft
+        # wrote behind them is overwritten by the next step.
+        sequence.cached_length = sequence.committed_length - 1
+        accepted_length = min(verdict.accepted_length, len(emitted))
+        if draft_token_ids:
+            self._statistics.count_verdict(len(draft_token_ids), accepted_length)
+        self._statistics.emitted_tokens += len(emitted)
+        if finish_reason:
+            self._end(sequence)
+        return sequence, Outcome(
+            sequence_id=sequence.request.sequence_id,
+            emitted_token_ids=emitted,
+            drafted_length=len(draft_token_ids),
+            accepted_length=accepted_length,
+            finish_reason=finish_reason,
+        )
+
+    def _ask(self) -> None:
+        """Asks for the next step's drafts: its decode rows are known as soon as this step has
+        committed.
+        """
+        decoding = self._scheduler.decoding()
+        self._is_bypassed = self._policy.is_bypassed(len(decoding))
+        if self._is_bypassed:
+            return
+        lengths = self._draft_lengths(decoding)
+        if lengths and self._drafts.unavailable() is None:
+            asked = [sequence for sequence in decoding if sequence.arrival in lengths]
+            self._drafts.ask(asked, lengths)
+        else:
+            self._drafts.flush(is_bypassed=False)
+
+    def _draft_lengths(self, decoding: Sequence[TokenSequence]) -> dict[int, int]:
+        """Draft length above 0 by arrival: the policy's or the request's own, within room and
+        step.
+        """
+        if not decoding:
+            return {}
+        table_length = self._policy.draft_length(len(decoding))
+        most = self._max_step_rows // len(decoding) - 1
+        lengths = {}
+        for sequence in decoding:
+            override = sequence.request.draft_length_override
+            wanted = table_length if override is None else override
+            # A draft that fills the whole room would leave none for the bonus token.
+            draft_length = min(wanted, most, sequence.room - 1)
+            if draft_length > 0:
+                lengths[sequence.arrival] = draft_length
+        return lengths
+
+    def _count_bypass(self, decode_rows: Sequence[DecodeRow], collected: Collected) -> None:
+        if not decode_rows or collected is not NOTHING_COLLECTED:
+            return
+        decoding = [row.sequence for row in decode_rows]
+        if self._policy.is_bypassed(len(decode_rows)):
+            reason = reasons.THRESHOLD
+        elif not self._draft_lengths(decoding):
+            reason = reasons.DRAFT_LENGTH_ZERO
+        else:
+            reason = self._drafts.unavailable() or reasons.NOT_ASKED
+        self._statistics.bypass_steps[reason] += 1
+
+    def _report(
+        self, outcomes: Sequence[tuple[TokenSequence, Outcome]], summary: StepSummary
+    ) -> None:
+        by_sink: dict[ReportSink, list[Outcome]] = {}
+        for sequence, outcome in outcomes:
+            by_sink.setdefault(sequence.request.sink, []).append(outcome)
+        for sink, sink_outcomes in by_sink.items():
+            sink.report(sink_outcomes, summary)
+
+    def _idle_summary(self) -> StepSummary:
+        return StepSummary(
+            step_id=self._step_id,
+            is_speculative=False,
+            decode_rows=0,
+            prefill_tokens=0,
+            running_sequences=len(self._scheduler.running),
+            waiting_sequences=self._scheduler.num_waiting,
+            forward_seconds=0.0,
+            draft_wait_seconds=0.0,
+            step_seconds=0.0,
+        )
+
+    def _end(self, sequence: TokenSequence) -> None:
+        if sequence in self._scheduler.running:
+            self._drafts.stopped(sequence)
+        self._scheduler.finish(sequence)

@@ -1,0 +1,308 @@
+"""The step loop against an oracle that decodes one token at a time."""
+
+import random
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+import pytest
+from fake_drafts import FakeDrafts, Propose
+from fake_engine import VOCAB_SIZE, FakeRunner, oracle
+
+from outrider.engine.kv_cache import BlockPool
+from outrider.engine.sampling import Sampling
+from outrider.v1 import generation_pb2, target_pb2
+from target_service.policy import Policy
+from target_service.scheduler import Scheduler, SchedulerBounds
+from target_service.sequence import Outcome, Request, StepSummary
+from target_service.sequence import Sequence as TokenSequence
+from target_service.statistics import Statistics
+from target_service.step_loop import StepLoop
+
+BLOCK_SIZE = 8
+DRAFT_LENGTH = 4
+
+
+class Collector:
+    """A ReportSink that keeps everything."""
+
+    def __init__(self) -> None:
+        self.outcomes: dict[int, list[Outcome]] = {}
+        self.steps: list[StepSummary] = []
+        self.rejected: dict[int, int] = {}
+
+    def report(self, outcomes: Sequence[Outcome], step: StepSummary) -> None:
+        self.steps.append(step)
+        for outcome in outcomes:
+            self.outcomes.setdefault(outcome.sequence_id, []).append(outcome)
+
+    def reject(self, sequence_id: int, reason: int, message: str) -> None:
+        self.rejected[sequence_id] = reason
+
+    def tokens(self, sequence_id: int) -> list[int]:
+        return [
+            token_id
+            for outcome in self.outcomes[sequence_id]
+            for token_id in outcome.emitted_token_ids
+        ]
+
+    def finish_reason(self, sequence_id: int) -> int:
+        return self.outcomes[sequence_id][-1].finish_reason
+
+
+class Harness:
+    """A step loop over the fake model, stepped by hand."""
+
+    def __init__(
+        self,
+        propose: Propose,
+        *,
+        num_blocks: int = 64,
+        max_running: int = 8,
+        max_waiting: int = 64,
+        max_step_rows: int = 64,
+        max_prefill_rows: int = 16,
+    ) -> None:
+        self.pool = BlockPool(num_blocks)
+        self.drafts = FakeDrafts(propose)
+        self.statistics = Statistics(DRAFT_LENGTH)
+        self.scheduler = Scheduler(
+            self.pool,
+            SchedulerBounds(
+                max_running_sequences=max_running,
+                max_waiting_sequences=max_waiting,
+                max_step_rows=max_step_rows,
+                max_prefill_rows=max_prefill_rows,
+                block_size=BLOCK_SIZE,
+            ),
+            on_preempt=self.drafts.stopped,
+        )
+        self.runner = FakeRunner(BLOCK_SIZE, max_step_rows)
+        self.loop = StepLoop(
+            runner=self.runner,  # type: ignore[arg-type]
+            scheduler=self.scheduler,
+            drafts=self.drafts,
+            statistics=self.statistics,
+            max_step_rows=max_step_rows,
+            activity=lambda name: nullcontext(),
+        )
+        self.sink = Collector()
+        self.set_policy(rules=((1 << 16, DRAFT_LENGTH),))
+
+    def set_policy(
+        self, rules: tuple[tuple[int, int], ...], max_decode_rows: int | None = None
+    ) -> None:
+        self.loop.set_policy(Policy(rules=rules, max_decode_rows=max_decode_rows))
+
+    def admit(
+        self,
+        sequence_id: int,
+        prompt: Sequence[int],
+        max_tokens: int,
+        sampling: Sampling,
+        stops: frozenset[int] = frozenset(),
+        resumed: Sequence[int] = (),
+        override: int | None = None,
+        priority: int = 0,
+    ) -> None:
+        self.loop.admit(
+            [
+                Request(
+                    sink=self.sink,
+                    sequence_id=sequence_id,
+                    prompt_token_ids=tuple(prompt),
+                    resumed_output_token_ids=tuple(resumed),
+                    max_tokens=max_tokens,
+                    sampling=sampling,
+                    stop_token_ids=stops,
+                    deadline=None,
+                    priority=priority,
+                    draft_length_override=override,
+                )
+            ]
+        )
+
+    def run(self) -> None:
+        for _ in range(10_000):
+            if not self.scheduler.has_work:
+                break
+            self.loop.step()
+        assert not self.scheduler.has_work
+        assert self.pool.num_used == 0
+        assert not self.drafts.live
+
+
+def no_draft(sequence: TokenSequence, draft_length: int) -> Sequence[int]:
+    return ()
+
+
+def right_draft(sequence: TokenSequence, draft_length: int) -> Sequence[int]:
+    request = sequence.request
+    emitted = sequence.committed_length - len(request.prompt_token_ids)
+    output = oracle(request.prompt_token_ids, request.sampling, emitted + draft_length)
+    return output[emitted:]
+
+
+def random_draft(sequence: TokenSequence, draft_length: int) -> Sequence[int]:
+    length = random.randrange(draft_length + 1)
+    right = list(right_draft(sequence, length))
+    return [token if random.random() < 0.7 else random.randrange(VOCAB_SIZE) for token in right]
+
+
+GREEDY = Sampling(temperature=0.0)
+PROPOSALS = {"no draft": no_draft, "right drafts": right_draft, "random drafts": random_draft}
+
+
+@pytest.mark.parametrize("name", PROPOSALS)
+@pytest.mark.parametrize("num_blocks", [64, 14], ids=["enough blocks", "preemption"])
+def test_tokens_are_the_oracles_whatever_is_drafted_and_whoever_joins_or_leaves(
+    name: str, num_blocks: int
+) -> None:
+    random.seed(7)
+    harness = Harness(PROPOSALS[name], num_blocks=num_blocks)
+    expected = {}
+    for sequence_id in range(24):
+        prompt = [random.randrange(VOCAB_SIZE) for _ in range(random.randrange(1, 40))]
+        sampling = Sampling(
+            temperature=random.choice([0.0, 0.8, 1.3]),
+            top_k=random.choice([0, 5]),
+            seed=sequence_id,
+        )
+        max_tokens = random.randrange(1, 30)
+        stops = frozenset(random.sample(range(VOCAB_SIZE), random.randrange(2)))
+        expected[sequence_id] = oracle(prompt, sampling, max_tokens, stops)
+        harness.admit(sequence_id, prompt, max_tokens, sampling, stops)
+        for _ in range(random.randrange(4)):
+            harness.set_policy(
+                rules=((random.randrange(9), DRAFT_LENGTH), (9, random.randrange(3))),
+                max_decode_rows=random.choice([None, 1, 3]),
+            )
+            if harness.scheduler.has_work:
+                harness.loop.step()
+    harness.run()
+    assert {key: harness.sink.tokens(key) for key in expected} == expected
+    assert (harness.scheduler.preemptions > 0) == (num_blocks == 14)
+
+
+def test_a_right_draft_is_accepted_whole_in_every_step() -> None:
+    harness = Harness(right_draft)
+    harness.admit(1, [1, 2, 3], 1 + 5 * (DRAFT_LENGTH + 1), Sampling(temperature=0.9, seed=3))
+    harness.run()
+    lengths = [len(outcome.emitted_token_ids) for outcome in harness.sink.outcomes[1]]
+    assert lengths == [1] + [DRAFT_LENGTH + 1] * 5
+    assert harness.statistics.accepted_per_position == [5] * DRAFT_LENGTH
+
+
+@pytest.mark.parametrize("cut", range(1, 12))
+def test_a_stop_token_at_any_place_of_an_accepted_run_ends_the_output_there(cut: int) -> None:
+    prompt = [4, 5]
+    output = oracle(prompt, GREEDY, 12)
+    stop = output[cut - 1]
+    expected = output[: output.index(stop) + 1]
+    harness = Harness(right_draft)
+    harness.admit(1, prompt, 40, GREEDY, frozenset([stop]))
+    harness.run()
+    assert harness.sink.tokens(1) == expected
+    assert harness.sink.finish_reason(1) == generation_pb2.FINISH_REASON_STOP
+    for outcome in harness.sink.outcomes[1]:
+        assert outcome.accepted_length <= len(outcome.emitted_token_ids)
+
+
+@pytest.mark.parametrize("max_tokens", range(1, 12))
+def test_max_tokens_is_kept_to_at_any_place_of_a_draft(max_tokens: int) -> None:
+    harness = Harness(right_draft)
+    harness.admit(1, [4, 5], max_tokens, GREEDY)
+    harness.run()
+    assert harness.sink.tokens(1) == oracle([4, 5], GREEDY, max_tokens)
+    assert harness.sink.finish_reason(1) == generation_pb2.FINISH_REASON_LENGTH
+
+
+def test_a_resumed_request_goes_on_where_its_output_ended() -> None:
+    sampling = Sampling(temperature=1.1, seed=5)
+    whole = oracle([3, 1, 4], sampling, 20)
+    harness = Harness(random_draft)
+    harness.admit(1, [3, 1, 4], 20, sampling, resumed=whole[:7])
+    harness.run()
+    assert harness.sink.tokens(1) == whole[7:]
+
+
+@pytest.mark.parametrize(
+    ("threshold", "sequences", "is_drafted"),
+    [(None, 4, True), (1, 1, True), (1, 2, False), (3, 3, True), (3, 4, False)],
+)
+def test_a_step_with_more_decode_rows_than_the_bound_asks_nothing(
+    threshold: int | None, sequences: int, is_drafted: bool
+) -> None:
+    harness = Harness(right_draft)
+    harness.set_policy(rules=((64, DRAFT_LENGTH),), max_decode_rows=threshold)
+    for sequence_id in range(sequences):
+        harness.admit(sequence_id, [sequence_id + 1], 10, GREEDY, override=None)
+    for _ in range(3):
+        harness.loop.step()
+    assert bool(harness.drafts.asks) == is_drafted
+    assert (harness.statistics.bypass_steps["threshold"] > 0) == (not is_drafted)
+    if not is_drafted:
+        assert not any(flush is False for flush in harness.drafts.flushes)
+
+
+def test_a_request_can_switch_its_own_drafts_off_and_on() -> None:
+    harness = Harness(right_draft)
+    harness.admit(1, [1], 12, GREEDY, override=0)
+    harness.admit(2, [2], 12, GREEDY, override=2)
+    harness.run()
+    assert not any(outcome.drafted_length for outcome in harness.sink.outcomes[1])
+    assert max(outcome.drafted_length for outcome in harness.sink.outcomes[2]) == 2
+    assert harness.sink.tokens(1) == oracle([1], GREEDY, 12)
+
+
+def test_a_long_prompt_is_prefilled_in_chunks_beside_running_sequences() -> None:
+    harness = Harness(no_draft)
+    harness.admit(1, [1, 2], 30, GREEDY)
+    harness.loop.step()
+    prompt = [index % VOCAB_SIZE for index in range(60)]
+    harness.admit(2, prompt, 5, GREEDY)
+    harness.run()
+    assert [1, 16] in harness.runner.rows_of_steps
+    assert harness.sink.tokens(1) == oracle([1, 2], GREEDY, 30)
+    assert harness.sink.tokens(2) == oracle(prompt, GREEDY, 5)
+
+
+def test_a_full_queue_rejects_and_a_draining_target_rejects() -> None:
+    harness = Harness(no_draft, max_running=1, max_waiting=2)
+    for sequence_id in range(3):
+        harness.admit(sequence_id, [1], 3, GREEDY)
+    assert harness.sink.rejected == {2: target_pb2.REJECT_REASON_OVERLOADED}
+    harness.loop.stop_admitting()
+    harness.admit(9, [1], 3, GREEDY)
+    assert harness.sink.rejected[9] == target_pb2.REJECT_REASON_DRAINING
+    harness.run()
+    assert len(harness.sink.tokens(1)) == 3
+
+
+def test_cancelling_frees_everything_and_leaves_the_others_alone() -> None:
+    harness = Harness(random_draft, max_running=2)
+    for sequence_id in range(4):
+        harness.admit(sequence_id, [sequence_id + 1] * 9, 20, GREEDY)
+    for _ in range(3):
+        harness.loop.step()
+    harness.loop.cancel(harness.sink, frozenset([0, 3]))
+    harness.run()
+    assert 3 not in harness.sink.outcomes
+    assert len(harness.sink.tokens(0)) < 20
+    assert harness.sink.tokens(1) == oracle([2] * 9, GREEDY, 20)
+    assert harness.sink.tokens(2) == oracle([3] * 9, GREEDY, 20)
+
+
+def test_a_higher_priority_is_admitted_first() -> None:
+    harness = Harness(no_draft, max_running=1)
+    for sequence_id, priority in [(1, 0), (2, 0), (3, 5)]:
+        harness.admit(sequence_id, [1], 2, GREEDY, priority=priority)
+    harness.run()
+    assert list(harness.sink.outcomes) == [3, 1, 2]
+
+
+def test_drafts_never_make_a_step_larger_than_its_bound() -> None:
+    harness = Harness(right_draft, max_running=8, max_step_rows=16)
+    for sequence_id in range(8):
+        harness.admit(sequence_id, [sequence_id + 1], 20, GREEDY)
+    harness.run()
+    assert max(sum(rows) for rows in harness.runner.rows_of_steps) <= 16
