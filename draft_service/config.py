@@ -1,0 +1,51 @@
+"""Configuration of the draft service."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from outrider.serving.config import Port, ServiceConfig
+from outrider.serving.errors import ConfigurationError
+
+
+class DraftConfig(ServiceConfig):
+    """The draft service: the cheap proposer."""
+
+    port: Port = Field(50052, description="gRPC port; 0 = a free one")
+    draft: Literal["ngram", "standalone"] = Field(
+        "ngram",
+        description="drafter: ngram (matches in prompt and output) or standalone (a small model)",
+    )
+    draft_model: str = Field(
+        "",
+        description="standalone: checkpoint with the target's tokenizer: the default's name, "
+        "a directory, a GGUF file or a Hub id",
+    )
+    model: str = Field(
+        "",
+        description="standalone: the target's model, to compare tokenizers at start-up; "
+        "empty = the handshake alone compares them",
+    )
+    dtype: Literal["auto", "bfloat16", "float32"] = Field(
+        "auto", description="auto: bfloat16 where the processor has it, else float32"
+    )
+    device: str = Field("cpu", description="standalone: where the model runs")
+    threads: Annotated[int, Field(ge=0)] = Field(
+        0, description="threads of the numeric libraries; 0 = one per core"
+    )
+    kv_cache_mib: Annotated[int, Field(ge=1)] = Field(
+        512, description="standalone: size of the KV cache in MiB"
+    )
+    max_sequences: Annotated[int, Field(ge=1)] = Field(
+        1024, description="most sequences held at once, of all targets together"
+    )
+
+
+def check_combination(config: DraftConfig) -> None:
+    """Raises ConfigurationError where flags that are right by themselves do not fit together."""
+    if config.draft == "standalone" and not config.draft_model:
+        raise ConfigurationError("draft_model is '', must name a checkpoint with draft standalone")
+    if config.draft == "ngram" and config.draft_model:
+        raise ConfigurationError(
+            f"draft_model is {config.draft_model!r}, must be empty with draft ngram"
+        )

@@ -1,0 +1,93 @@
+"""What a drafter is to the service: it holds sequences and proposes continuations of them.
+
+It knows neither links nor messages. Everything here runs on one thread.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from outrider.engine.sampling import Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureNeeds:
+    """What a drafter needs of the target's hidden states."""
+
+    layer_ids: tuple[int, ...]  # residual stream entering these decoder layers
+    width: int  # numbers of a projected row
+    dtype: str  # bfloat16 or float16
+    projection_sha256: str
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one projected row."""
+        return 2 * self.width
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureRows:
+    """Projected features of consecutive positions, as they came."""
+
+    first_position: int
+    rows: bytes  # row after row, FeatureNeeds.row_bytes each
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterOffer:
+    """What a drafter is and can do; announced in the handshake."""
+
+    name: str
+    fingerprint: str  # empty without a model
+    max_draft_length: int
+    max_sequence_length: int
+    feature_needs: FeatureNeeds | None
+
+
+# A drafter's own state of one sequence.
+State = TypeVar("State")
+
+
+class Drafter(Protocol[State]):
+    """The cheap proposer.
+
+    `token_ids` given to `open` is live: the service appends commits to it, and it never shrinks.
+    A drafter keeps its own cursor into it, and `backlog` is what lies behind the cursor.
+    """
+
+    @property
+    def offer(self) -> DrafterOffer:
+        """What it is."""
+
+    def open(self, token_ids: "array[int]", sampling: Sampling) -> State:
+        """State for a sequence. Does no work on its tokens yet."""
+
+    def add_features(self, state: State, features: FeatureRows) -> None:
+        """Features of committed positions. Called only where the offer has feature_needs."""
+
+    def reserve(self, state: State, length: int) -> bool:
+        """Makes sure of the memory for `length` tokens; False where there is none.
+
+        After False the service closes the sequence.
+        """
+
+    def backlog(self, state: State) -> int:
+        """Committed tokens that it has not worked on."""
+
+    @property
+    def max_backlog(self) -> int:
+        """A sequence with a longer backlog has to be prepared before drafts are asked of it."""
+
+    def prepare(self, states: Sequence[State]) -> None:
+        """One bounded piece of work on backlogs, so that other sequences' drafts need not wait."""
+
+    def propose(self, states: Sequence[State], draft_lengths: Sequence[int]) -> list[list[int]]:
+        """A draft for each state, at most so long (>= 1 is asked); empty where it knows nothing.
+
+        States are distinct, reserved for their length plus the draft's, their backlogs at most
+        max_backlog.
+        """
+
+    def close(self, state: State) -> None:
+        """Frees everything that the sequence had."""

@@ -1,0 +1,184 @@
+"""The standalone drafter: a small model with the target's tokenizer and its own paged KV cache.
+
+It draws its tokens with the target's own noise at the same absolute positions (Daliri, Musco,
+Suresh, arXiv 2408.07978), so a drafter with the target's weights proposes the target's tokens.
+"""
+
+from array import array
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from draft_service.drafters.drafter import DrafterOffer, FeatureRows
+from outrider.engine.errors import CacheFull
+from outrider.engine.kv_cache import BlockPool
+from outrider.engine.runner import Runner, SequenceRows
+from outrider.engine.sampling import Sampling, sample
+
+NAME = "standalone"
+MAX_DRAFT_LENGTH = 32
+
+# Rows of one piece of prefill: what another sequence's Step may have to wait for.
+PREFILL_ROWS = 64
+# Committed tokens that are run together with a proposal's first forward.
+MAX_BACKLOG = 16
+
+
+class StandaloneSequence:
+    """One sequence: its live tokens, its blocks, and what of it lies in the KV cache."""
+
+    __slots__ = ("block_table", "cached_length", "draft_tail", "sampling", "token_ids")
+
+    def __init__(self, token_ids: "array[int]", sampling: Sampling) -> None:
+        self.token_ids = token_ids
+        self.sampling = sampling
+        self.block_table: list[int] = []
+        # Keys and values of so many committed tokens are in the cache,
+        self.cached_length = 0
+        # and behind them those of these draft tokens.
+        self.draft_tail: list[int] = []
+
+    def settle(self) -> None:
+        """Keeps of the draft tail what was committed since; the rest will be overwritten."""
+        tokens, tail = self.token_ids, self.draft_tail
+        kept = 0
+        while (
+            kept < len(tail)
+            and self.cached_length < len(tokens)
+            and tokens[self.cached_length] == tail[kept]
+        ):
+            kept += 1
+            self.cached_length += 1
+        self.draft_tail = tail[kept:] if self.cached_length == len(tokens) else []
+
+    def rows(self, count: int, num_logits: int) -> SequenceRows:
+        """The next `count` committed tokens that are not in the cache."""
+        start = self.cached_length
+        return SequenceRows(
+            token_ids=self.token_ids[start : start + count].tolist(),
+            start=start,
+            block_table=self.block_table,
+            num_logits=num_logits,
+        )
+
+
+class StandaloneDrafter:
+    """Proposes with a model of its own. One forward per draft position, for all rows together."""
+
+    max_backlog = MAX_BACKLOG
+
+    def __init__(
+        self,
+        *,
+        runner: Runner,
+        block_pool: BlockPool,
+        eos_token_ids: frozenset[int],
+        fingerprint: str,
+    ) -> None:
+        self._runner = runner
+        self._pool = block_pool
+        self._eos_token_ids = eos_token_ids
+        self.offer = DrafterOffer(
+            name=NAME,
+            fingerprint=fingerprint,
+            max_draft_length=MAX_DRAFT_LENGTH,
+            max_sequence_length=runner.max_sequence_length,
+            feature_needs=None,
+        )
+
+    def open(self, token_ids: "array[int]", sampling: Sampling) -> StandaloneSequence:
+        """No forward yet: `prepare` runs the prompt in pieces, while the target runs it too."""
+        return StandaloneSequence(token_ids, sampling)
+
+    def add_features(self, state: StandaloneSequence, features: FeatureRows) -> None:
+        """Never called: it needs none."""
+        raise AssertionError("the standalone drafter announced no need of features")
+
+    def reserve(self, state: StandaloneSequence, length: int) -> bool:
+        """Hands the sequence blocks for `length` tokens; False if the pool has too few."""
+        missing = -(-length // self._runner.block_size) - len(state.block_table)
+        if missing > 0:
+            try:
+                state.block_table.extend(self._pool.allocate(missing))
+            except CacheFull:
+                return False
+        return True
+
+    def backlog(self, state: StandaloneSequence) -> int:
+        """Committed tokens that are not in the cache."""
+        state.settle()
+        return len(state.token_ids) - state.cached_length
+
+    def prepare(self, states: Sequence[StandaloneSequence]) -> None:
+        """One forward of at most PREFILL_ROWS rows, of the first sequences first."""
+        room = min(PREFILL_ROWS, self._runner.max_step_rows)
+        batch = []
+        for state in states:
+            count = min(self.backlog(state), room)
+            if count:
+                batch.append((state, state.rows(count, num_logits=0)))
+                room -= count
+        if batch:
+            self._runner.forward([rows for _, rows in batch])
+        for state, rows in batch:
+            state.cached_length += len(rows.token_ids)
+            state.draft_tail = []
+
+    def propose(
+        self, states: Sequence[StandaloneSequence], draft_lengths: Sequence[int]
+    ) -> list[list[int]]:
+        """Draws up to that many tokens for each; stops a draft behind an end token."""
+        drafts: list[list[int]] = [[] for _ in states]
+        batch = []
+        for index, state in enumerate(states):
+            state.settle()
+            state.draft_tail = []
+            # The last token is run again if it is in the cache: its logits are not.
+            state.cached_length = min(state.cached_length, len(state.token_ids) - 1)
+            count = len(state.token_ids) - state.cached_length
+            batch.append((index, state.rows(count, num_logits=1)))
+        while batch:
+            following = []
+            for (index, rows), logits in zip(batch, self._forward(batch), strict=True):
+                state, draft = states[index], drafts[index]
+                if draft:
+                    state.draft_tail.append(draft[-1])
+                else:
+                    state.cached_length = len(state.token_ids)
+                position = rows.start + len(rows.token_ids)
+                token_id = sample(logits, state.sampling, position)
+                draft.append(token_id)
+                if len(draft) < draft_lengths[index] and token_id not in self._eos_token_ids:
+                    following.append(
+                        (
+                            index,
+                            SequenceRows(
+                                token_ids=[token_id],
+                                start=position,
+                                block_table=state.block_table,
+                                num_logits=1,
+                            ),
+                        )
+                    )
+            batch = following
+        return drafts
+
+    def close(self, state: StandaloneSequence) -> None:
+        """Gives the blocks back."""
+        self._pool.release(state.block_table)
+        state.block_table = []
+
+    def _forward(
+        self, batch: Sequence[tuple[int, SequenceRows]]
+    ) -> Iterator[npt.NDArray[np.float32]]:
+        """The logits of each entry's last row, in steps of at most max_step_rows rows."""
+        step: list[SequenceRows] = []
+        num_rows = 0
+        for _, rows in batch:
+            if num_rows + len(rows.token_ids) > self._runner.max_step_rows:
+                yield from self._runner.forward(step)
+                step, num_rows = [], 0
+            step.append(rows)
+            num_rows += len(rows.token_ids)
+        yield from self._runner.forward(step)

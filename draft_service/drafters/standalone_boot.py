@@ -1,0 +1,78 @@
+"""Boots the standalone drafter: its checkpoint, tokenizer and engine. Imports torch."""
+
+from dataclasses import dataclass
+
+from draft_service.config import DraftConfig
+from draft_service.drafters.standalone import StandaloneDrafter
+from draft_service.handshake import DraftIdentity
+from outrider.engine.boot import BootReport, Engine, Stage, boot
+from outrider.engine.config import EngineConfig
+from outrider.serving.errors import ConfigurationError
+from outrider.serving.model_source import resolve_model
+from outrider.serving.tokenizer import load_tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandaloneBooted:
+    """A drafter over an engine that has decoded."""
+
+    drafter: StandaloneDrafter
+    identity: DraftIdentity
+    device: str
+    limits: dict[str, str]
+
+
+def boot_standalone_drafter(config: DraftConfig, report: BootReport) -> StandaloneBooted:
+    """Raises ConfigurationError where the tokenizers differ, ModelNotFound, EngineError, or what
+    a tokenizer raises.
+    """
+    report.enter(Stage.CONFIG)
+    source = resolve_model(config.draft_model)
+    tokenizer_sha256 = load_tokenizer(source.path).sha256
+    if config.model:
+        _check_tokenizer(config, tokenizer_sha256)
+    engine = boot(
+        EngineConfig(
+            model_path=source.path,
+            dtype=config.dtype,
+            device=config.device,
+            kv_cache_bytes=config.kv_cache_mib * 2**20,
+        ),
+        report,
+    )
+    return StandaloneBooted(
+        drafter=drafter_over(engine),
+        identity=DraftIdentity(
+            vocab_size=engine.model_config.vocab_size,
+            tokenizer_sha256=tokenizer_sha256,
+            eos_token_ids=tuple(engine.model_config.eos_token_ids),
+        ),
+        device=engine.device,
+        limits={
+            "dtype": engine.dtype,
+            "kv_blocks": str(engine.limits.num_blocks - 1),
+            "block_size": str(engine.limits.block_size),
+            "step_milliseconds": ", ".join(
+                f"{rows}: {seconds * 1e3:.1f}" for rows, seconds in engine.limits.step_seconds
+            ),
+        },
+    )
+
+
+def drafter_over(engine: Engine) -> StandaloneDrafter:
+    """A drafter with an engine of its own."""
+    return StandaloneDrafter(
+        runner=engine.runner,
+        block_pool=engine.block_pool,
+        eos_token_ids=frozenset(engine.model_config.eos_token_ids),
+        fingerprint=engine.fingerprint,
+    )
+
+
+def _check_tokenizer(config: DraftConfig, tokenizer_sha256: str) -> None:
+    target_sha256 = load_tokenizer(resolve_model(config.model).path).sha256
+    if target_sha256 != tokenizer_sha256:
+        raise ConfigurationError(
+            f"draft_model {config.draft_model!r} has tokenizer {tokenizer_sha256}, "
+            f"must be the tokenizer {target_sha256} of model {config.model!r}"
+        )

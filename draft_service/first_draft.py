@@ -1,0 +1,141 @@
+"""The first real work of a draft service: a proposal through the path that requests take.
+
+Messages go through the same Proposer class, codec and drafter as a link's; what comes back is
+the evidence without which nothing is served.
+"""
+
+import time
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+from draft_service.counters import Counters
+from draft_service.drafters.drafter import Drafter, State
+from draft_service.link_sessions import LinkTerms
+from draft_service.proposer import Proposer
+from outrider.engine.prefix_hash import EMPTY_PREFIX_HASH, extend_prefix_hash
+from outrider.serving.columns import pack, unpack
+from outrider.serving.link_protocol import (
+    BASE_LENGTH,
+    COMMIT_COUNT,
+    DRAFT_LENGTH,
+    GENERATION,
+    PREFIX_HASH,
+    SLOT,
+    TOKEN_ID,
+)
+from outrider.v1 import draft_pb2, sampling_pb2
+
+DRAFT_LENGTH_ASKED = 4
+
+
+class FirstDraftError(RuntimeError):
+    """The first proposal did not come back as it must."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstDraft:
+    """Evidence: what was asked and what was proposed."""
+
+    prompt_token_ids: tuple[int, ...]
+    draft_token_ids: tuple[int, ...]
+    seconds: float
+
+    def words(self) -> str:
+        """One line."""
+        return (
+            f"proposed {list(self.draft_token_ids)} behind {len(self.prompt_token_ids)} tokens "
+            f"in {self.seconds * 1e3:.2f} ms"
+        )
+
+
+def first_draft(drafter: Drafter[State], *, vocab_size: int) -> FirstDraft:
+    """Opens a repetitive sequence, commits one token more, and asks for a draft.
+
+    Raises FirstDraftError if no draft, or one out of the vocabulary, comes back, or if something
+    of the sequence is kept.
+    """
+    period = [token_id % vocab_size for token_id in (5, 6, 7, 8)]
+    prompt = period * 4
+    terms = LinkTerms(
+        target_boot_id=1,
+        stream_epoch=1,
+        vocab_size=vocab_size,
+        max_draft_length=DRAFT_LENGTH_ASKED,
+        max_sequences=1,
+    )
+    proposer = Proposer(
+        drafter=drafter,
+        draft_boot_id=1,
+        max_sequences=1,
+        activity=_no_activity,
+        counters=Counters(),
+    )
+    started = time.monotonic()
+    proposer.attach(terms)
+    proposer.receive(terms, _opening(prompt), started)
+    while proposer.has_unprepared:
+        proposer.prepare()
+    prompt = [*prompt, period[0]]
+    proposer.receive(terms, _step(prompt), started)
+    proposer.propose()
+    seconds = time.monotonic() - started
+    draft = _draft_in([response for _, response in proposer.take_answers()], vocab_size)
+    proposer.detach(terms)
+    if proposer.session_count:
+        raise FirstDraftError(f"{proposer.session_count} sequences are kept of a closed link")
+    return FirstDraft(
+        prompt_token_ids=tuple(prompt), draft_token_ids=tuple(draft), seconds=seconds
+    )
+
+
+def _no_activity(name: str) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def _opening(token_ids: list[int]) -> draft_pb2.LinkRequest:
+    return draft_pb2.LinkRequest(
+        open=draft_pb2.OpenBatch(
+            target_boot_id=1,
+            stream_epoch=1,
+            sequences=[
+                draft_pb2.Open(
+                    slot=0,
+                    generation=1,
+                    token_ids=pack(token_ids, TOKEN_ID),
+                    prefix_hash=extend_prefix_hash(EMPTY_PREFIX_HASH, token_ids),
+                    sampling=sampling_pb2.SamplingParameters(temperature=0.0, seed=0),
+                )
+            ],
+        )
+    )
+
+
+def _step(token_ids: list[int]) -> draft_pb2.LinkRequest:
+    return draft_pb2.LinkRequest(
+        step=draft_pb2.Step(
+            target_boot_id=1,
+            stream_epoch=1,
+            step_id=1,
+            slots=pack([0], SLOT),
+            generations=pack([1], GENERATION),
+            base_lengths=pack([len(token_ids)], BASE_LENGTH),
+            prefix_hashes=pack(
+                [extend_prefix_hash(EMPTY_PREFIX_HASH, token_ids)], PREFIX_HASH
+            ),
+            commit_counts=pack([1], COMMIT_COUNT),
+            commit_token_ids=pack(token_ids[-1:], TOKEN_ID),
+            draft_lengths=pack([DRAFT_LENGTH_ASKED], DRAFT_LENGTH),
+        )
+    )
+
+
+def _draft_in(responses: list[draft_pb2.LinkResponse], vocab_size: int) -> list[int]:
+    kinds = [response.WhichOneof("kind") for response in responses]
+    if kinds != ["draft"]:
+        raise FirstDraftError(f"the first proposal came back as {kinds}, must be one draft")
+    token_ids = unpack("token_ids", responses[0].draft.token_ids, TOKEN_ID)
+    if not token_ids or min(token_ids) < 0 or max(token_ids) >= vocab_size:
+        raise FirstDraftError(
+            f"the first proposal is {token_ids}, must be tokens below {vocab_size}"
+        )
+    return token_ids

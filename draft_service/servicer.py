@@ -1,0 +1,138 @@
+"""outrider.v1.DraftService: a stream's handshake, then its messages to the engine thread and back.
+
+Runs on the event loop and does no work on what the messages say.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import grpc
+
+from draft_service.counters import Counters
+from draft_service.drafters.drafter import DrafterOffer
+from draft_service.engine_thread import Mailbox
+from draft_service.first_draft import FirstDraft
+from draft_service.handshake import DraftIdentity, hello_reply, refusal_of
+from draft_service.link_sessions import terms_of
+from draft_service.links import MAX_WAITING_REQUESTS, LinkTable, TargetLink
+from outrider.serving.errors import InvalidArgument, NotServing, rpc_errors
+from outrider.serving.lifecycle import Lifecycle
+from outrider.v1 import draft_pb2, draft_pb2_grpc
+
+HELLO_TIMEOUT_SECONDS = 10.0
+CONGESTION_PAUSE_SECONDS = 0.005
+
+Requests = AsyncIterator[draft_pb2.LinkRequest]
+Context: TypeAlias = "grpc.aio.ServicerContext[draft_pb2.LinkRequest, draft_pb2.LinkResponse]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BootedDraft:
+    """A draft service that has proposed once."""
+
+    offer: DrafterOffer
+    identity: DraftIdentity | None
+    mailbox: Mailbox
+    first_draft: FirstDraft
+
+
+class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
+    """The link's end at the draft."""
+
+    def __init__(
+        self, *, lifecycle: Lifecycle[BootedDraft], links: LinkTable, counters: Counters
+    ) -> None:
+        self._lifecycle = lifecycle
+        self._links = links
+        self._counters = counters
+
+    async def Link(self, request_iterator: Requests, context: Context) -> None:
+        async with rpc_errors(context):
+            booted = self._lifecycle.ready()
+            hello = await _first_message(request_iterator)
+            refusal = refusal_of(
+                hello, booted.identity, booted.offer.feature_needs
+            ) or self._epoch_refusal(hello)
+            reply = hello_reply(
+                hello,
+                offer=booted.offer,
+                draft_boot_id=self._lifecycle.boot_id,
+                refusal=refusal,
+            )
+            if refusal is not None:
+                self._counters.count(
+                    "handshakes refused",
+                    f"{refusal.field} is {refusal.target_value}, must be {refusal.draft_value}",
+                )
+                await context.write(reply)
+                return
+            link = TargetLink(terms_of(hello), self._counters)
+            # Before anything is awaited: an older stream of this target must not slip behind.
+            self._links.add(link)
+            booted.mailbox.attach(link.terms, link.deliver)
+            try:
+                await context.write(reply)
+                await self._serve(link, booted.mailbox, request_iterator, context)
+            finally:
+                link.end("the stream has ended")
+                booted.mailbox.detach(link.terms)
+                self._links.remove(link)
+
+    def _epoch_refusal(self, hello: draft_pb2.Hello) -> draft_pb2.Refusal | None:
+        older = self._links.find(hello.target_boot_id)
+        if older is None or hello.stream_epoch > older.terms.stream_epoch:
+            return None
+        return draft_pb2.Refusal(
+            field="stream_epoch",
+            target_value=str(hello.stream_epoch),
+            draft_value=f"above {older.terms.stream_epoch}",
+        )
+
+    async def _serve(
+        self, link: TargetLink, mailbox: Mailbox, requests: Requests, context: Context
+    ) -> None:
+        """Until the target closes its side, or the link is ended from here: then NotServing."""
+        reading = asyncio.create_task(self._read(link, mailbox, requests))
+        writing = asyncio.create_task(_write(link, context))
+        try:
+            await asyncio.wait(
+                (reading, writing, link.ended), return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            reading.cancel()
+            writing.cancel()
+            await asyncio.gather(reading, writing, return_exceptions=True)
+        for task in (reading, writing):
+            if not task.cancelled():
+                task.result()
+        if link.ended.done():
+            raise NotServing(link.ended.result())
+
+    async def _read(self, link: TargetLink, mailbox: Mailbox, requests: Requests) -> None:
+        async for request in requests:
+            if request.WhichOneof("kind") == "ping":
+                pong = draft_pb2.Pong(ping_id=request.ping.ping_id)
+                link.send([draft_pb2.LinkResponse(pong=pong)])
+                continue
+            while mailbox.waiting > MAX_WAITING_REQUESTS:
+                await asyncio.sleep(CONGESTION_PAUSE_SECONDS)
+            mailbox.receive(link.terms, request)
+
+
+async def _write(link: TargetLink, context: Context) -> None:
+    while True:
+        await context.write(await link.next_answer())
+
+
+async def _first_message(requests: Requests) -> draft_pb2.Hello:
+    """The Hello. Raises InvalidArgument for anything else, NotServing if nothing comes."""
+    try:
+        request = await asyncio.wait_for(anext(requests, None), HELLO_TIMEOUT_SECONDS)
+    except TimeoutError as error:
+        raise NotServing(f"no Hello within {HELLO_TIMEOUT_SECONDS:g} s") from error
+    kind = request.WhichOneof("kind") if request is not None else None
+    if request is None or kind != "hello":
+        raise InvalidArgument("kind", kind, "hello in the first message of a stream")
+    return request.hello

@@ -1,0 +1,201 @@
+"""Client requests into batches for one target stream, and the target's steps back to each of them.
+
+A batcher lives as long as its stream: without a stream there is none. Belongs to the event loop.
+"""
+
+import asyncio
+import itertools
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gateway.request import GenerationRequest
+from gateway.sequence import Sequence
+from gateway.stats import CompletionRate, Statistics
+from gateway.step import SequenceStep
+from gateway.target_stream import TargetStream
+from outrider.serving.errors import InvalidArgument, NotServing, Overloaded, ServiceError
+from outrider.v1 import target_pb2
+
+# A target that had no place for a sequence is asked again after so long, or after its next step
+# that ends a sequence.
+REJECTED_RETRY_SECONDS = 0.1
+
+
+class RefusedByTarget(ServiceError):
+    """The target names field, value and bound."""
+
+    code = InvalidArgument.code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatcherLimits:
+    """How many sequences are where. `max_in_flight` are at the target, its queue included."""
+
+    window_seconds: float
+    max_waiting: int
+    max_in_flight: int
+
+
+class Batcher:
+    """The waiting and the running requests of one stream."""
+
+    def __init__(
+        self, *, stream: TargetStream, limits: BatcherLimits, statistics: Statistics
+    ) -> None:
+        self._stream = stream
+        self._limits = limits
+        self._statistics = statistics
+        self._rate = CompletionRate()
+        self._next_id = itertools.count(1)
+        self._waiting: deque[Sequence] = deque()
+        self._running: dict[int, Sequence] = {}
+        self._flush_timer: asyncio.Handle | None = None
+        self._target_is_full = False
+        self._lost: str | None = None
+        self.closed = asyncio.Event()
+
+    @property
+    def waiting_count(self) -> int:
+        """Requests that the target does not know yet."""
+        return len(self._waiting)
+
+    @property
+    def running_count(self) -> int:
+        """Sequences at the target."""
+        return len(self._running)
+
+    @property
+    def lost_reason(self) -> str | None:
+        """Why the stream ended; None while it lives."""
+        return self._lost
+
+    def submit(self, request: GenerationRequest) -> Sequence:
+        """Takes a request. Raises Overloaded if the queue is full, NotServing without a stream."""
+        if self._lost is not None:
+            raise NotServing(f"target: {self._lost}")
+        if len(self._waiting) >= self._limits.max_waiting:
+            raise Overloaded(
+                f"{len(self._waiting)} requests wait, at most {self._limits.max_waiting} may",
+                retry_after_seconds=self._rate.retry_after_seconds(
+                    len(self._waiting), time.monotonic()
+                ),
+            )
+        sequence = Sequence(next(self._next_id), request, is_measured=True)
+        self._waiting.append(sequence)
+        self._schedule_flush()
+        return sequence
+
+    def submit_first(self, request: GenerationRequest) -> Sequence:
+        """Takes a request of the gateway's own: no queue, so that load cannot starve it.
+
+        Raises NotServing.
+        """
+        if self._lost is not None:
+            raise NotServing(f"target: {self._lost}")
+        sequence = Sequence(next(self._next_id), request, is_measured=False)
+        self._running[sequence.sequence_id] = sequence
+        self._stream.admit([request.to_message(sequence.sequence_id)])
+        return sequence
+
+    def cancel(self, sequence: Sequence) -> None:
+        """Nobody reads the sequence any more. Harmless for one that has ended."""
+        if sequence.is_ended:
+            return
+        sequence.is_ended = True
+        if self._running.pop(sequence.sequence_id, None) is not None:
+            self._stream.cancel([sequence.sequence_id])
+            self._flush_unless_scheduled()
+        else:
+            self._waiting.remove(sequence)
+
+    def stepped(self, steps: Iterable[tuple[int, SequenceStep]]) -> None:
+        """One engine step."""
+        now = time.monotonic()
+        has_ended = False
+        for sequence_id, step in steps:
+            sequence = self._running.get(sequence_id)
+            # Steps of a sequence that was cancelled a moment ago may still be on their way.
+            if sequence is None:
+                continue
+            self._observe(sequence, len(step.token_ids), now)
+            if step.finish_reason:
+                has_ended = True
+                del self._running[sequence_id]
+                self._rate.ended(now)
+            sequence.push(step)
+        if has_ended:
+            self._target_is_full = False
+            self._flush_unless_scheduled()
+
+    def rejected(self, sequence_id: int, reason: int, message: str) -> None:
+        """The target did not admit a sequence."""
+        sequence = self._running.pop(sequence_id, None)
+        if sequence is None:
+            return
+        if reason == target_pb2.REJECT_REASON_OVERLOADED:
+            # Its queue is shared with other gateways. The request keeps its place in ours.
+            self._waiting.appendleft(sequence)
+            self._target_is_full = True
+            asyncio.get_running_loop().call_later(REJECTED_RETRY_SECONDS, self._try_again)
+        elif reason == target_pb2.REJECT_REASON_INVALID:
+            sequence.fail(RefusedByTarget(message))
+        else:
+            sequence.fail(NotServing(f"target: {message or 'it takes no new sequences'}"))
+
+    def lost(self, reason: str) -> None:
+        """The stream ended: everybody who waits is told."""
+        if self._lost is not None:
+            return
+        self._lost = reason
+        for sequence in (*self._running.values(), *self._waiting):
+            sequence.fail(NotServing(f"target lost: {reason}"))
+        self._running.clear()
+        self._waiting.clear()
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+        self.closed.set()
+
+    def _observe(self, sequence: Sequence, token_count: int, now: float) -> None:
+        if token_count == 0 or not sequence.is_measured:
+            return
+        if sequence.last_token_at is None:
+            self._statistics.time_to_first_token.observe(now - sequence.submitted_at)
+        else:
+            gap = (now - sequence.last_token_at) / token_count
+            self._statistics.inter_token.observe(gap, times=token_count)
+        sequence.last_token_at = now
+
+    def _schedule_flush(self) -> None:
+        """One flush for all requests of the window; without one, for all of this loop iteration."""
+        if self._flush_timer is not None or not self._waiting:
+            return
+        loop = asyncio.get_running_loop()
+        if self._limits.window_seconds > 0:
+            self._flush_timer = loop.call_later(self._limits.window_seconds, self._flush)
+        else:
+            self._flush_timer = loop.call_soon(self._flush)
+
+    def _flush_unless_scheduled(self) -> None:
+        """A place is free; requests whose window is open go with the window's flush."""
+        if self._waiting and self._flush_timer is None:
+            self._flush()
+
+    def _try_again(self) -> None:
+        self._target_is_full = False
+        self._schedule_flush()
+
+    def _flush(self) -> None:
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+            self._flush_timer = None
+        if self._lost is not None or self._target_is_full:
+            return
+        batch = []
+        while self._waiting and len(self._running) < self._limits.max_in_flight:
+            sequence = self._waiting.popleft()
+            self._running[sequence.sequence_id] = sequence
+            batch.append(sequence.request.to_message(sequence.sequence_id))
+        if batch:
+            self._stream.admit(batch)

@@ -1,0 +1,27 @@
+"""The first two stages of the gateway's start-up: configuration and tokenizer."""
+
+from gateway.chat_template import ChatTemplateMissing, compile_chat_template
+from gateway.config import GatewayConfig
+from gateway.model import TextModel
+from outrider.serving.errors import ConfigurationError
+from outrider.serving.model_source import resolve_model
+from outrider.serving.tokenizer import load_tokenizer
+
+
+def check_config(config: GatewayConfig) -> None:
+    """What single fields cannot say. Raises ConfigurationError."""
+    if not config.target_address:
+        raise ConfigurationError("target-address is empty, must be host:port of the target service")
+    if config.require_draft and not config.draft_address:
+        raise ConfigurationError("require-draft needs draft-address, which is empty")
+
+
+def load_text_model(reference: str) -> TextModel:
+    """The tokenizer and the chat template of a model; a model without a template cannot chat."""
+    source = resolve_model(reference)
+    vocabulary = load_tokenizer(source.path)
+    try:
+        chat_template = compile_chat_template(vocabulary)
+    except ChatTemplateMissing:
+        chat_template = None
+    return TextModel(name=source.name, vocabulary=vocabulary, chat_template=chat_template)

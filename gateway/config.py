@@ -1,0 +1,54 @@
+"""Configuration of the gateway."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from outrider.serving.config import Port, Seconds, ServiceConfig
+from outrider.serving.model_source import DEFAULT_MODEL
+
+# One byte of a link column holds a draft length, and 255 means something else there.
+MOST_DRAFT_TOKENS = 32
+
+
+class GatewayConfig(ServiceConfig):
+    """The gateway: REST and gRPC for clients, batches for the target, readiness for operators."""
+
+    port: Port = Field(50050, description="gRPC port; 0 = a free one")
+    rest_port: Port = Field(8000, description="REST port; 0 = a free one")
+    target_address: str = Field("127.0.0.1:50051", description="host:port of the target service")
+    draft_address: str = Field(
+        "", description="host:port of the draft service, for its status; empty = none"
+    )
+    model: str = Field(
+        DEFAULT_MODEL,
+        description="whose tokenizer: the default's name, a directory, a GGUF file or a Hub id",
+    )
+    speculation: Literal["auto", "fixed", "off"] = Field(
+        "auto",
+        description="draft length by decode rows and measured step costs, always the longest, or 0",
+    )
+    max_draft_length: Annotated[int, Field(ge=0, le=MOST_DRAFT_TOKENS)] = Field(
+        5, description="most draft tokens per sequence and step"
+    )
+    speculative_disable_batch_threshold: Annotated[int, Field(ge=0, lt=2**32)] = Field(
+        0, description="steps with more decode rows run without the draft service; 0 = never"
+    )
+    batch_window_ms: Annotated[float, Field(ge=0, le=10_000)] = Field(
+        0.0, description="milliseconds that a request waits for others to be admitted with it"
+    )
+    max_waiting_requests: Annotated[int, Field(ge=1)] = Field(
+        1024, description="requests that may wait for the target; one more is refused with 429"
+    )
+    max_request_bytes: Annotated[int, Field(ge=1024, le=64 * 2**20)] = Field(
+        4 * 2**20, description="largest body of a REST request"
+    )
+    require_draft: bool = Field(
+        False, description="not ready while the draft service is lost; else ready, and degraded"
+    )
+    canary_acceptance: Literal["require", "warn"] = Field(
+        "require", description="whether start-up needs an accepted draft token in the canary"
+    )
+    peer_timeout: Seconds = Field(
+        5.0, description="seconds without an answer after which a service counts as lost"
+    )

@@ -1,0 +1,111 @@
+"""A way to the target: its model, its open stream with a batcher, and the policy sent over it."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gateway.batcher import Batcher, BatcherLimits
+from gateway.canary import Canary, CanaryReport
+from gateway.config import GatewayConfig
+from gateway.model import ServedModel, TextModel
+from gateway.speculation import (
+    SpeculationPolicy,
+    StepCost,
+    fixed_speculation,
+    no_speculation,
+    static_speculation,
+    threshold_bound,
+)
+from gateway.stats import Statistics
+from gateway.target_stream import TargetStream, open_stream
+
+# Sequences at the target beyond those that it runs, so that a place that gets free is taken in the
+# very next step.
+LEAST_QUEUED_AT_TARGET = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attachment:
+    """An open stream that has not answered a canary yet. Carries no client's request."""
+
+    model: ServedModel
+    stream: TargetStream
+    batcher: Batcher
+    policy: SpeculationPolicy
+    reader: asyncio.Task[None]
+
+    def close(self, reason: str) -> None:
+        """Ends the stream; whoever waits for tokens is told why."""
+        self.batcher.lost(reason)
+        self.reader.cancel()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """An attachment whose canary has passed: requests may go over it."""
+
+    attachment: Attachment
+    canary: CanaryReport
+
+
+async def attach(
+    config: GatewayConfig,
+    model: ServedModel,
+    *,
+    gateway_boot_id: int,
+    statistics: Statistics,
+    on_end: Callable[[asyncio.Task[None]], None],
+    timeout_seconds: float,
+) -> Attachment:
+    """Opens a stream and sends the policy. `on_end` is called when it ends. Raises NotServing."""
+    policy = policy_for(config, model)
+    stream = await open_stream(
+        config.target_address,
+        gateway_boot_id=gateway_boot_id,
+        policy=policy.to_message(),
+        timeout_seconds=timeout_seconds,
+    )
+    running = max(model.max_running_sequences, 1)
+    batcher = Batcher(
+        stream=stream,
+        limits=BatcherLimits(
+            window_seconds=config.batch_window_ms / 1e3,
+            max_waiting=config.max_waiting_requests,
+            max_in_flight=running + max(LEAST_QUEUED_AT_TARGET, running // 4),
+        ),
+        statistics=statistics,
+    )
+    reader = asyncio.create_task(stream.run(batcher))
+    reader.add_done_callback(on_end)
+    return Attachment(model=model, stream=stream, batcher=batcher, policy=policy, reader=reader)
+
+
+def policy_for(config: GatewayConfig, model: ServedModel) -> SpeculationPolicy:
+    """The policy that the configuration asks for with this target."""
+    bound = threshold_bound(config.speculative_disable_batch_threshold)
+    longest = min(config.max_draft_length, model.max_draft_length)
+    if not config.draft_address:
+        return no_speculation("there is no draft service (--draft-address is empty)", bound)
+    if config.speculation == "off":
+        return no_speculation("--speculation is off", bound)
+    if config.speculation == "fixed":
+        return fixed_speculation(longest, bound)
+    return static_speculation(
+        step_costs=[
+            StepCost(rows=cost.rows, seconds=cost.seconds) for cost in model.info.step_costs
+        ],
+        max_draft_length=longest,
+        max_running_sequences=model.max_running_sequences,
+        max_decode_rows=bound,
+    )
+
+
+def canary_of(attachment: Attachment, text_model: TextModel) -> Canary:
+    """The canary for an attachment."""
+    bound = attachment.policy.max_decode_rows
+    return Canary(
+        batcher=attachment.batcher,
+        model=attachment.model,
+        text_model=text_model,
+        runs_together=bound is None or bound >= 2,
+    )

@@ -1,0 +1,105 @@
+"""What REST and gRPC share: a checked request, and its answer while the gateway is ready."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.canary import CanaryReport
+from gateway.cluster import Cluster
+from gateway.generation import Generation, generating
+from gateway.model import ServedModel, TextModel
+from gateway.request import GenerationRequest, Options
+from gateway.stats import Statistics
+from gateway.tokens import chat_prompt, check_text, check_token_ids, generation_request, text_prompt
+from outrider.serving.errors import InvalidArgument
+from outrider.serving.lifecycle import Lifecycle
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gateway:
+    """What boot made: the text side of the model, and the canary that went all the way."""
+
+    text_model: TextModel
+    canary: CanaryReport
+
+
+class UnknownModel(InvalidArgument):
+    """The request names a model that is not served here."""
+
+
+class Generator:
+    """Every method raises NotServing unless the gateway is ready, InvalidArgument for bad input."""
+
+    def __init__(
+        self, *, lifecycle: Lifecycle[Gateway], cluster: Cluster, statistics: Statistics
+    ) -> None:
+        self._lifecycle = lifecycle
+        self._cluster = cluster
+        self._statistics = statistics
+
+    def model(self) -> ServedModel:
+        """The served model."""
+        return self._cluster.usable_connection().attachment.model
+
+    def check_model(self, name: str) -> None:
+        """Raises UnknownModel unless `name` is the served model's."""
+        served = self.model().name
+        if name != served:
+            raise UnknownModel("model", name, repr(served))
+
+    async def chat_request(
+        self, messages: Sequence[Mapping[str, Any]], options: Options, request_id: str
+    ) -> GenerationRequest:
+        """A conversation; by default up to the end of the context."""
+        self.model()
+        prompt = await chat_prompt(self._lifecycle.ready().text_model, messages)
+        return self._request("messages", prompt, options, request_id, None)
+
+    async def text_request(
+        self, text: str, options: Options, request_id: str, *, default_max_tokens: int | None
+    ) -> GenerationRequest:
+        """A text to continue."""
+        self.model()
+        check_text("prompt", text)
+        prompt = await text_prompt(self._lifecycle.ready().text_model, text)
+        return self._request("prompt", prompt, options, request_id, default_max_tokens)
+
+    def token_request(
+        self,
+        field: str,
+        token_ids: Sequence[int],
+        options: Options,
+        request_id: str,
+        *,
+        default_max_tokens: int | None,
+    ) -> GenerationRequest:
+        """Token ids to continue, taken as they are."""
+        check_token_ids(field, token_ids, self.model().vocab_size)
+        return self._request(field, token_ids, options, request_id, default_max_tokens)
+
+    def generate(self, request: GenerationRequest) -> AbstractAsyncContextManager[Generation]:
+        """The answer; leaving the block early cancels it. Raises Overloaded, too."""
+        return generating(
+            request,
+            self._cluster.usable_connection().attachment.batcher,
+            self._lifecycle.ready().text_model.vocabulary,
+            self._statistics,
+        )
+
+    def _request(
+        self,
+        field: str,
+        prompt_token_ids: Sequence[int],
+        options: Options,
+        request_id: str,
+        default_max_tokens: int | None,
+    ) -> GenerationRequest:
+        return generation_request(
+            self.model(),
+            request_id=request_id,
+            field=field,
+            prompt_token_ids=prompt_token_ids,
+            options=options,
+            default_max_tokens=default_max_tokens,
+        )

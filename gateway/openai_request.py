@@ -1,0 +1,278 @@
+"""Bodies of OpenAI's chat and text completions, checked field by field.
+
+What is not implemented is refused where it asks for anything; a field that nobody knows is, too.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.fields import Fields, as_integer, as_text
+from gateway.request import Options
+from outrider.serving.errors import InvalidArgument
+from outrider.serving.sampling_parameters import MAX_TOP_K, SamplingParameters
+
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 1024
+MAX_STOP_TOKEN_IDS = 256
+MAX_INTEGER = 2**31 - 1
+MAX_SEED = 2**64 - 1
+
+# Fields that change nothing in the answer: who asks, and what the client keeps with it.
+_INERT = (
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+    "prompt_cache_retention",
+)  # fmt: skip
+# Fields that are not implemented, with the values that ask for nothing.
+_Neutral = tuple[tuple[str, tuple[object, ...], str], ...]
+_NEUTRAL: _Neutral = (
+    ("n", (1,), "1"),
+    ("presence_penalty", (0,), "0"),
+    ("frequency_penalty", (0,), "0"),
+    ("repetition_penalty", (1,), "1"),
+    ("logit_bias", ({},), "empty"),
+)
+_NEUTRAL_IN_CHAT: _Neutral = (
+    *_NEUTRAL,
+    ("logprobs", (False,), "false"),
+    ("top_logprobs", (0,), "0"),
+    ("response_format", ({"type": "text"},), "{'type': 'text'}"),
+    ("tools", ([],), "empty"),
+    ("tool_choice", ("none", "auto"), "'none' or 'auto'"),
+    ("parallel_tool_calls", (True, False), "true or false"),
+    ("functions", ([],), "empty"),
+    ("function_call", ("none", "auto"), "'none' or 'auto'"),
+    ("modalities", (["text"],), "['text']"),
+    ("audio", (), "absent"),
+    ("prediction", (), "absent"),
+    ("reasoning_effort", (), "absent"),
+    ("verbosity", (), "absent"),
+    ("web_search_options", (), "absent"),
+)
+_NEUTRAL_IN_TEXT: _Neutral = (
+    *_NEUTRAL,
+    ("logprobs", (), "absent"),
+    ("best_of", (1,), "1"),
+    ("echo", (False,), "false"),
+    ("suffix", ("",), "empty"),
+)
+_NEUTRAL_IN_MESSAGE: _Neutral = (
+    ("tool_calls", ([],), "empty"),
+    ("function_call", (), "absent"),
+    ("audio", (), "absent"),
+    ("refusal", (), "absent"),
+    ("annotations", ([],), "empty"),
+)
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """How the answer is sent."""
+
+    is_streamed: bool
+    includes_usage: bool
+    includes_token_ids: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatForm:
+    """A chat completion as asked for. The role `developer` is the template's business."""
+
+    model: str
+    messages: list[Mapping[str, Any]]
+    options: Options
+    delivery: Delivery
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextForm:
+    """A text completion as asked for; the prompt is a text or token ids."""
+
+    model: str
+    prompt: str | list[int]
+    options: Options
+    delivery: Delivery
+
+
+def chat_form(body: object) -> ChatForm:
+    """Raises InvalidArgument naming field, value and bound."""
+    fields = Fields(body)
+    model = _model(fields)
+    messages = _messages(fields.take("messages"))
+    max_tokens = _max_tokens(fields, "max_tokens")
+    max_completion_tokens = _max_tokens(fields, "max_completion_tokens")
+    if None not in (max_tokens, max_completion_tokens) and max_tokens != max_completion_tokens:
+        raise InvalidArgument("max_completion_tokens", max_completion_tokens,
+                              f"equal to max_tokens, {max_tokens}, or absent")  # fmt: skip
+    return ChatForm(
+        model=model,
+        messages=messages,
+        options=_options(fields, max_completion_tokens or max_tokens),
+        delivery=_delivery(fields, _NEUTRAL_IN_CHAT),
+    )
+
+
+def text_form(body: object) -> TextForm:
+    """Raises InvalidArgument naming field, value and bound."""
+    fields = Fields(body)
+    return TextForm(
+        model=_model(fields),
+        prompt=_prompt(fields.take("prompt")),
+        options=_options(fields, _max_tokens(fields, "max_tokens")),
+        delivery=_delivery(fields, _NEUTRAL_IN_TEXT),
+    )
+
+
+def _model(fields: Fields) -> str:
+    model = fields.text("model")
+    if model is None:
+        raise InvalidArgument("model", None, "the served model's name")
+    return model
+
+
+def _max_tokens(fields: Fields, field: str) -> int | None:
+    return fields.integer(field, at_least=1, at_most=MAX_INTEGER)
+
+
+def _options(fields: Fields, max_tokens: int | None) -> Options:
+    temperature = fields.number("temperature")
+    top_p = fields.number("top_p")
+    min_p = fields.number("min_p")
+    return Options(
+        max_tokens=max_tokens,
+        sampling=SamplingParameters(
+            temperature=1.0 if temperature is None else temperature,
+            top_k=fields.integer("top_k", at_least=0, at_most=MAX_TOP_K) or 0,
+            top_p=1.0 if top_p is None else top_p,
+            min_p=0.0 if min_p is None else min_p,
+            seed=fields.integer("seed", at_least=0, at_most=MAX_SEED),
+        ),
+        stop=_stop(fields.take("stop")),
+        stop_token_ids=tuple(
+            as_integer(f"stop_token_ids[{index}]", token_id, at_least=0, at_most=MAX_INTEGER)
+            for index, token_id in enumerate(
+                _list("stop_token_ids", fields.take("stop_token_ids"), MAX_STOP_TOKEN_IDS)
+            )
+        ),
+        ignore_eos=fields.boolean("ignore_eos"),
+        draft_length=_draft_length(fields.take("speculation")),
+    )
+
+
+def _draft_length(speculation: object) -> int | None:
+    if speculation is None:
+        return None
+    fields = Fields(speculation, "speculation")
+    draft_length = fields.integer("draft_length", at_least=0, at_most=255)
+    fields.refuse_unknown()
+    return draft_length
+
+
+def _stop(stop: object) -> tuple[str, ...]:
+    stops = [stop] if isinstance(stop, str) else _list("stop", stop, MAX_STOPS)
+    for index, text in enumerate(stops):
+        name = "stop" if isinstance(stop, str) else f"stop[{index}]"
+        check_stop(name, as_text(name, text))
+    return tuple(map(str, stops))
+
+
+def check_stop(name: str, text: str) -> None:
+    """Raises InvalidArgument unless the text can be a stop string."""
+    if not 1 <= len(text) <= MAX_STOP_CHARACTERS:
+        raise InvalidArgument(name, text, f"1 to {MAX_STOP_CHARACTERS} characters long")
+
+
+def _delivery(fields: Fields, neutral: _Neutral) -> Delivery:
+    """Reads what is left and refuses what is not known; so it comes last."""
+    is_streamed = fields.boolean("stream")
+    stream_options = fields.take("stream_options")
+    includes_usage = False
+    if stream_options is not None:
+        if not is_streamed:
+            raise InvalidArgument("stream_options", stream_options, "absent without stream")
+        inner = Fields(stream_options, "stream_options")
+        includes_usage = inner.boolean("include_usage")
+        inner.must_be_neutral("include_obfuscation", (False,), "false")
+        inner.refuse_unknown()
+    includes_token_ids = fields.boolean("return_token_ids")
+    for field in _INERT:
+        fields.take(field)
+    for field, values, words in neutral:
+        fields.must_be_neutral(field, values, words)
+    fields.refuse_unknown()
+    return Delivery(
+        is_streamed=is_streamed,
+        includes_usage=includes_usage,
+        includes_token_ids=includes_token_ids,
+    )
+
+
+def _messages(messages: object) -> list[Mapping[str, Any]]:
+    if not isinstance(messages, list) or not messages:
+        raise InvalidArgument("messages", messages, "a list of at least one message")
+    return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def _message(message: object, where: str) -> Mapping[str, Any]:
+    fields = Fields(message, where)
+    role = fields.take("role")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise InvalidArgument(f"{where}.role", role, f"one of {', '.join(_ROLES)}")
+    content = fields.take("content")
+    if isinstance(content, list) and content:
+        checked: object = [
+            _text_part(part, f"{where}.content[{index}]") for index, part in enumerate(content)
+        ]
+    elif isinstance(content, str):
+        checked = as_text(f"{where}.content", content)
+    else:
+        raise InvalidArgument(f"{where}.content", content, "a text or a list of text parts")
+    shown = {"role": role, "content": checked}
+    # Some templates show these; a template that does not, does not.
+    for field in ("name", "tool_call_id"):
+        text = fields.text(field)
+        if text is not None:
+            shown[field] = text
+    for field, values, words in _NEUTRAL_IN_MESSAGE:
+        fields.must_be_neutral(field, values, words)
+    fields.refuse_unknown()
+    return shown
+
+
+def _text_part(part: object, where: str) -> Mapping[str, str]:
+    fields = Fields(part, where)
+    kind = fields.take("type")
+    if kind != "text":
+        raise InvalidArgument(f"{where}.type", kind, "'text': nothing else is implemented")
+    text = as_text(f"{where}.text", fields.take("text"))
+    fields.refuse_unknown()
+    return {"type": "text", "text": text}
+
+
+def _prompt(prompt: object) -> str | list[int]:
+    if isinstance(prompt, str):
+        return as_text("prompt", prompt)
+    if not isinstance(prompt, list) or not prompt:
+        raise InvalidArgument("prompt", prompt, "a text, a list of one text, or token ids")
+    if isinstance(prompt[0], (str, list)):
+        if len(prompt) != 1:
+            raise InvalidArgument("prompt", f"a list of {len(prompt)}", "one prompt per request")
+        return _prompt(prompt[0]) if isinstance(prompt[0], str) else _token_ids(prompt[0])
+    return _token_ids(prompt)
+
+
+def _token_ids(token_ids: list[object]) -> list[int]:
+    return [
+        as_integer(f"prompt[{index}]", token_id, at_least=0, at_most=MAX_INTEGER)
+        for index, token_id in enumerate(token_ids)
+    ]
+
+
+def _list(name: str, value: object, longest: int) -> list[object]:
+    if value is None:
+        return []
+    if not isinstance(value, list) or len(value) > longest:
+        shown = f"a list of {len(value)}" if isinstance(value, list) else value
+        raise InvalidArgument(name, shown, f"a list of at most {longest}")
+    return value

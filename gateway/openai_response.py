@@ -1,0 +1,150 @@
+"""Answers in OpenAI's shapes, whole and in pieces.
+
+A piece costs one small dictionary; what stays the same in a stream is made once.
+"""
+
+import time
+from typing import Any, Protocol
+
+from gateway.request import GenerationRequest
+from gateway.sequence_text import Piece, Usage
+from outrider.v1 import generation_pb2
+
+_FINISH_REASONS = {
+    0: None,
+    generation_pb2.FINISH_REASON_STOP: "stop",
+    generation_pb2.FINISH_REASON_LENGTH: "length",
+    # OpenAI has no word for a deadline; the answer was cut.
+    generation_pb2.FINISH_REASON_DEADLINE: "length",
+}
+
+
+class Shape(Protocol):
+    """What differs between chat and text completions."""
+
+    prefix: str
+    whole_object: str
+    piece_object: str
+
+    def whole(self, text: str) -> dict[str, Any]:
+        """The part of a whole choice that holds the text."""
+
+    def piece(self, text: str, token_ids: list[int] | None) -> dict[str, Any]:
+        """The part of a choice that holds a piece of the text."""
+
+    def first_piece(self) -> dict[str, Any] | None:
+        """What a stream begins with, if anything."""
+
+
+class ChatShape:
+    """`chat.completion` and `chat.completion.chunk`."""
+
+    prefix = "chatcmpl-"
+    whole_object = "chat.completion"
+    piece_object = "chat.completion.chunk"
+
+    def whole(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+
+    def piece(self, text: str, token_ids: list[int] | None) -> dict[str, Any]:
+        delta: dict[str, Any] = {"content": text} if text else {}
+        if token_ids is not None:
+            delta["token_ids"] = token_ids
+        return {"delta": delta}
+
+    def first_piece(self) -> dict[str, Any] | None:
+        return {"delta": {"role": "assistant", "content": ""}}
+
+
+class TextShape:
+    """`text_completion`."""
+
+    prefix = "cmpl-"
+    whole_object = "text_completion"
+    piece_object = "text_completion"
+
+    def whole(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    def piece(self, text: str, token_ids: list[int] | None) -> dict[str, Any]:
+        piece: dict[str, Any] = {"text": text}
+        if token_ids is not None:
+            piece["token_ids"] = token_ids
+        return piece
+
+    def first_piece(self) -> dict[str, Any] | None:
+        return None
+
+
+class Answer:
+    """One answer's frame: id, model, time, fingerprint and the seed that was used."""
+
+    def __init__(
+        self, shape: Shape, request: GenerationRequest, *, model: str, system_fingerprint: str
+    ) -> None:
+        self._shape = shape
+        self._frame = {
+            "id": request.request_id,
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": system_fingerprint,
+            "seed": request.seed,
+        }
+
+    def whole(
+        self, text: str, token_ids: list[int] | None, finish_reason: int, usage: Usage
+    ) -> dict[str, Any]:
+        """The body of an answer that is not streamed."""
+        choice = {
+            "index": 0,
+            **self._shape.whole(text),
+            "logprobs": None,
+            "finish_reason": _FINISH_REASONS[finish_reason],
+        }
+        if token_ids is not None:
+            choice["token_ids"] = token_ids
+        return {
+            **self._frame,
+            "object": self._shape.whole_object,
+            "choices": [choice],
+            "usage": usage_object(usage),
+        }
+
+    def first_piece(self) -> dict[str, Any] | None:
+        """What a stream begins with, if anything."""
+        part = self._shape.first_piece()
+        return None if part is None else self._chunk(part, None)
+
+    def piece(self, piece: Piece, *, includes_token_ids: bool) -> dict[str, Any] | None:
+        """One event's body; None where a piece has nothing to say yet."""
+        if not (piece.text or piece.finish_reason or includes_token_ids):
+            return None
+        token_ids = piece.token_ids if includes_token_ids else None
+        part = self._shape.piece(piece.text, token_ids)
+        return self._chunk(part, _FINISH_REASONS[piece.finish_reason])
+
+    def usage(self, usage: Usage) -> dict[str, Any]:
+        """The event behind the last piece that `stream_options.include_usage` asks for."""
+        return {
+            **self._frame,
+            "object": self._shape.piece_object,
+            "choices": [],
+            "usage": usage_object(usage),
+        }
+
+    def _chunk(self, part: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
+        choice = {"index": 0, **part, "logprobs": None, "finish_reason": finish_reason}
+        return {**self._frame, "object": self._shape.piece_object, "choices": [choice]}
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    """OpenAI's usage, with what speculation did."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": usage.accepted_prediction_tokens,
+            "rejected_prediction_tokens": usage.rejected_prediction_tokens,
+        },
+    }

@@ -1,0 +1,66 @@
+"""One request as the gateway's inside knows it: checked, tokenised, with its seed drawn."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider.serving.columns import pack
+from outrider.serving.sampling_parameters import SamplingParameters
+from outrider.v1 import sampling_pb2, target_pb2
+
+# A drawn seed is exact in every JSON reader, JavaScript's doubles included.
+DRAWN_SEED_BITS = 53
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a client asked for besides the prompt; None = the default."""
+
+    sampling: SamplingParameters
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    draft_length: int | None = None
+    # Seconds from now; 0 = none.
+    deadline_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """What is generated. `sampling.seed` is set; `max_tokens` fits the context."""
+
+    request_id: str
+    prompt_token_ids: Sequence[int]
+    max_tokens: int
+    sampling: SamplingParameters
+    seed: int
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    draft_length: int | None = None
+    deadline_seconds: float = 0.0
+    priority: int = 0
+
+    def to_message(self, sequence_id: int) -> target_pb2.Admit:
+        """The admission of this request as a sequence of the target."""
+        return target_pb2.Admit(
+            sequence_id=sequence_id,
+            prompt_token_ids=pack(self.prompt_token_ids, "<i4"),
+            max_tokens=self.max_tokens,
+            sampling=self.sampling.to_message(),
+            stop_token_ids=self.stop_token_ids,
+            ignore_eos=self.ignore_eos,
+            deadline_seconds=self.deadline_seconds,
+            priority=self.priority,
+            speculation=(
+                None
+                if self.draft_length is None
+                else sampling_pb2.SpeculationOverride(draft_length=self.draft_length)
+            ),
+        )
+
+
+def draw_seed() -> int:
+    """A seed for a request that brought none; it is reported back."""
+    return secrets.randbits(DRAWN_SEED_BITS)

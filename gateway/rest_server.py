@@ -1,0 +1,43 @@
+"""uvicorn in an event loop that belongs to somebody else."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from fastapi import FastAPI
+
+from outrider.serving.errors import ConfigurationError
+
+BACKLOG = 2048
+
+
+class RestServer(uvicorn.Server):
+    """Leaves the process's signals alone."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def rest_server(app: FastAPI, *, shutdown_seconds: int) -> RestServer:
+    """A server for one application; `serve(sockets=[...])` runs it until `should_exit`."""
+    return RestServer(
+        uvicorn.Config(
+            app,
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            timeout_graceful_shutdown=shutdown_seconds,
+        )
+    )
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """An open port. Raises ConfigurationError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise ConfigurationError(f"cannot listen on {host}:{port}: {error}") from error

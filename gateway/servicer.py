@@ -1,0 +1,113 @@
+"""GenerationService: the gRPC side, with the same meaning as REST."""
+
+import secrets
+from collections.abc import AsyncIterator
+from typing import TypeAlias
+
+import grpc
+
+from gateway.generation_message import options_from, parse_request
+from gateway.generator import Generator
+from gateway.request import GenerationRequest
+from gateway.rest_errors import NOT_READY_RETRY_SECONDS
+from gateway.sequence_text import Usage
+from outrider.serving.errors import InvalidArgument, NotServing, Overloaded, ServiceError
+from outrider.v1 import generation_pb2
+
+SERVICE_NAME = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[bytes, generation_pb2.GenerateResponse]"
+
+
+class GenerationServicer:
+    """Generate. Bytes come in unparsed, so that malformed ones are INVALID_ARGUMENT as well."""
+
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
+
+    async def generate(
+        self,
+        data: bytes,
+        context: grpc.aio.ServicerContext,  # type: ignore[type-arg]
+    ) -> AsyncIterator[generation_pb2.GenerateResponse]:
+        """One answer; a client that goes away cancels it."""
+        try:
+            self._generator.model()
+            request = await self._request(parse_request(data), context)
+            async with self._generator.generate(request) as generation:
+                async for piece in generation.pieces():
+                    yield generation_pb2.GenerateResponse(
+                        text=piece.text,
+                        token_ids=piece.token_ids,
+                        finished=(
+                            _finished(piece.finish_reason, generation.usage, request.seed)
+                            if piece.finish_reason
+                            else None
+                        ),
+                    )
+        except ServiceError as error:
+            await context.abort(error.code, str(error), _retry_after(error))
+
+    async def _request(
+        self,
+        message: generation_pb2.GenerateRequest,
+        context: grpc.aio.ServicerContext,  # type: ignore[type-arg]
+    ) -> GenerationRequest:
+        if message.model:
+            self._generator.check_model(message.model)
+        options = options_from(message, max(context.time_remaining() or 0.0, 0.0))
+        request_id = message.request_id or f"grpc-{secrets.token_hex(12)}"
+        kind = message.WhichOneof("input")
+        if kind == "chat":
+            messages = [
+                {"role": chat_message.role, "content": chat_message.content}
+                for chat_message in message.chat.messages
+            ]
+            return await self._generator.chat_request(messages, options, request_id)
+        if kind == "prompt":
+            return await self._generator.text_request(
+                message.prompt, options, request_id, default_max_tokens=None
+            )
+        if kind == "prompt_token_ids":
+            return self._generator.token_request(
+                "prompt_token_ids",
+                list(message.prompt_token_ids.ids),
+                options,
+                request_id,
+                default_max_tokens=None,
+            )
+        raise InvalidArgument("input", None, "prompt, prompt_token_ids or chat")
+
+
+def add_generation_servicer(servicer: GenerationServicer, server: grpc.aio.Server) -> None:
+    """Registers Generate, with requests left as bytes."""
+    handler: Handler = grpc.unary_stream_rpc_method_handler(
+        servicer.generate,
+        request_deserializer=None,
+        response_serializer=generation_pb2.GenerateResponse.SerializeToString,
+    )
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(SERVICE_NAME, {"Generate": handler}),)
+    )
+
+
+def _finished(reason: int, usage: Usage, seed: int) -> generation_pb2.Finished:
+    return generation_pb2.Finished(
+        reason=generation_pb2.FinishReason.Name(reason),
+        usage=generation_pb2.Usage(
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            accepted_prediction_tokens=usage.accepted_prediction_tokens,
+            rejected_prediction_tokens=usage.rejected_prediction_tokens,
+            drafts=usage.drafts,
+        ),
+        seed=seed,
+    )
+
+
+def _retry_after(error: ServiceError) -> tuple[tuple[str, str], ...]:
+    if isinstance(error, Overloaded):
+        return (("retry-after", f"{error.retry_after_seconds:.0f}"),)
+    if isinstance(error, NotServing):
+        return (("retry-after", str(NOT_READY_RETRY_SECONDS)),)
+    return ()

@@ -1,0 +1,142 @@
+"""When to speculate: a table from decode rows to draft length, and the words that explain it.
+
+Pure: from configuration and the step costs that the target measured at boot. Knows no clock and no
+traffic; the table is the same for the life of a connection.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from outrider.v1 import target_pb2
+
+# No acceptance is measured yet when the table is made. n-gram drafts that match and heads of this
+# size are both near it.
+ASSUMED_ACCEPTANCE_RATE = 0.6
+EVERY_ROW_COUNT = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCost:
+    """Seconds of a forward of so many rows."""
+
+    rows: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationPolicy:
+    """`rules` are (decode rows up to which it holds, draft length), ascending; 0 beyond the last.
+
+    `max_decode_rows` is the hard bypass; None = no bound. `reasons` say why, for people.
+    """
+
+    rules: tuple[tuple[int, int], ...]
+    max_decode_rows: int | None
+    reasons: tuple[str, ...]
+
+    def to_message(self) -> target_pb2.SpeculationPolicy:
+        """The policy as the target reads it."""
+        return target_pb2.SpeculationPolicy(
+            rules=[
+                target_pb2.DraftLengthRule(max_decode_rows=rows, draft_length=draft_length)
+                for rows, draft_length in self.rules
+            ],
+            max_decode_rows=self.max_decode_rows,
+        )
+
+
+def threshold_bound(speculative_disable_batch_threshold: int) -> int | None:
+    """The hard bound on decode rows: 0 = never disable, so no bound at all; N = exactly N."""
+    return speculative_disable_batch_threshold or None
+
+
+def no_speculation(reason: str, max_decode_rows: int | None) -> SpeculationPolicy:
+    """Draft length 0 at every row count."""
+    return SpeculationPolicy(rules=(), max_decode_rows=max_decode_rows, reasons=(reason,))
+
+
+def fixed_speculation(draft_length: int, max_decode_rows: int | None) -> SpeculationPolicy:
+    """The same draft length at every row count."""
+    if draft_length == 0:
+        return no_speculation("the longest draft is 0 tokens", max_decode_rows)
+    return SpeculationPolicy(
+        rules=((EVERY_ROW_COUNT, draft_length),),
+        max_decode_rows=max_decode_rows,
+        reasons=(f"draft length {draft_length} at every row count",),
+    )
+
+
+def static_speculation(
+    *,
+    step_costs: Sequence[StepCost],
+    max_draft_length: int,
+    max_running_sequences: int,
+    max_decode_rows: int | None,
+) -> SpeculationPolicy:
+    """For each row count the draft length with the most expected tokens per second of forward.
+
+    With r rows and draft length k a step costs T(r * (k + 1)) and yields r * E(k) tokens, where
+    E(k) = (1 - a^(k+1)) / (1 - a) at acceptance rate a (Leviathan, Kalman, Matias, 2022,
+    equation 1). T is interpolated between the measured row counts and goes on at its last slope.
+    The wait for the draft is left out: it overlaps nothing, but it is not known before traffic.
+    """
+    costs = sorted(step_costs, key=lambda cost: cost.rows)
+    if not costs:
+        return fixed_speculation(max_draft_length, max_decode_rows)
+    lengths = [
+        max(
+            range(max_draft_length + 1),
+            # The shorter draft where two are equal.
+            key=lambda length, rows=rows: (  # type: ignore[misc]
+                expected_emitted_tokens(length) / seconds_of(costs, rows * (length + 1)),
+                -length,
+            ),
+        )
+        for rows in range(1, max_running_sequences + 1)
+    ]
+    rules = _rules(lengths)
+    measured = ", ".join(f"{cost.rows} rows {cost.seconds * 1e3:.1f} ms" for cost in costs)
+    return SpeculationPolicy(
+        rules=rules,
+        max_decode_rows=max_decode_rows,
+        reasons=(
+            "draft length with the most expected tokens per second of forward, by decode rows",
+            f"assumed acceptance rate {ASSUMED_ACCEPTANCE_RATE:g}; longest draft "
+            f"{max_draft_length}",
+            f"measured by the target at boot: {measured}",
+        ),
+    )
+
+
+def expected_emitted_tokens(draft_length: int) -> float:
+    """Tokens that one step emits for a sequence, in the mean: the accepted ones and the bonus."""
+    rate = ASSUMED_ACCEPTANCE_RATE
+    return float((1 - rate ** (draft_length + 1)) / (1 - rate))
+
+
+def seconds_of(costs: Sequence[StepCost], rows: int) -> float:
+    """Seconds of a forward of `rows`, from at least one measured cost, ascending in rows."""
+    first, last = costs[0], costs[-1]
+    if rows <= first.rows:
+        return first.seconds
+    for below, above in pairwise(costs):
+        if rows <= above.rows:
+            share = (rows - below.rows) / (above.rows - below.rows)
+            return below.seconds + share * (above.seconds - below.seconds)
+    before = costs[-2] if len(costs) > 1 else StepCost(rows=0, seconds=0.0)
+    # Noise may make more rows look cheaper; more of them still never are.
+    slope = max(last.seconds - before.seconds, 0.0) / (last.rows - before.rows)
+    return last.seconds + slope * (rows - last.rows)
+
+
+def _rules(lengths: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Runs of equal lengths, `lengths[i]` being that of i + 1 rows; no rule for a last run of 0."""
+    rules = [
+        (rows, length)
+        for rows, length in enumerate(lengths, start=1)
+        if rows == len(lengths) or lengths[rows] != length
+    ]
+    if rules and rules[-1][1] == 0:
+        rules.pop()
+    return tuple(rules)

@@ -1,0 +1,125 @@
+"""The gateway's start-up once the tokenizer is there: stages connect, handshake and canary.
+
+Belongs to the event loop.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from gateway.canary import LONG_TOKENS, SHORT_TOKENS, CanaryFailed, CanaryReport
+from gateway.connection import canary_of
+from gateway.connector import Connector
+from gateway.model import ModelMismatch, ServedModel
+from outrider.serving.errors import NotServing
+
+logger = logging.getLogger(__name__)
+
+FIRST_RETRY_SECONDS = 0.5
+LONGEST_RETRY_SECONDS = 10.0
+# A canary without an accepted token is tried so often before that counts.
+ACCEPTANCE_ATTEMPTS = 3
+
+
+class StartUp:
+    """Three stages, each with the results of the one before as its arguments."""
+
+    def __init__(self, connector: Connector) -> None:
+        self._connector = connector
+        self._cluster = connector.cluster
+        self._config = connector.config
+        self._text_model = connector.text_model
+
+    async def wait_for_peers(self, note: Callable[[str], None]) -> None:
+        """Returns once every peer says SERVING; says all the while which does not, and why."""
+        noted = ""
+        while waited_for := [peer for peer in self._cluster.peers if not peer.is_serving]:
+            words = "; ".join(peer.view.words() for peer in waited_for)
+            if words != noted:
+                note(words)
+                noted = words
+            await self._cluster.changes.until(
+                lambda noted=noted: self._connector.missing_words() != noted  # type: ignore[misc]
+            )
+
+    async def handshake(self, note: Callable[[str], None]) -> ServedModel:
+        """The target's model fits, and its link to the draft is in use.
+
+        Raises ModelMismatch and NotServing.
+        """
+        model = await self._connector.ask_model()
+        link = self._cluster.link
+        while link is not None and not link.is_closed_circuit:
+            if link.is_refused:
+                raise ModelMismatch(link.words)
+            self._raise_if_peer_is_gone("handshake")
+            note(link.words)
+            await self._cluster.changes.until(
+                lambda words=link.words: (  # type: ignore[misc]
+                    self._cluster.link is None
+                    or self._cluster.link.words != words
+                    or self._cluster.link.is_closed_circuit
+                    or not all(peer.is_serving for peer in self._cluster.peers)
+                )
+            )
+            link = self._cluster.link
+        return model
+
+    async def first_canary(self, model: ServedModel, note: Callable[[str], None]) -> CanaryReport:
+        """Connects and runs the canary until it is conclusive. Raises CanaryFailed, NotServing."""
+        deadline = time.monotonic() + 0.9 * self._config.startup_timeout
+        attachment = await self._connector.attach(model)
+        draft_length = self._connector.canary_draft_length(model)
+        attempt = 0
+        retry_seconds = FIRST_RETRY_SECONDS
+        try:
+            while True:
+                attempt += 1
+                report = await canary_of(attachment, self._text_model).run(
+                    draft_length=draft_length,
+                    max_tokens=SHORT_TOKENS if attempt == 1 else LONG_TOKENS,
+                    timeout_seconds=max(deadline - time.monotonic(), 1.0),
+                )
+                note(report.words())
+                if report.accepted_tokens or not draft_length:
+                    break
+                self._raise_if_peer_is_gone("canary")
+                obstacle = self._draft_obstacle()
+                if attempt >= ACCEPTANCE_ATTEMPTS and not obstacle:
+                    self._acceptance_is_missing(report)
+                    break
+                words = f"no draft token accepted yet; {obstacle or report.words()}"
+                if time.monotonic() + retry_seconds > deadline:
+                    raise CanaryFailed(words)
+                note(words)
+                if attempt > 1:
+                    await asyncio.sleep(retry_seconds)
+                    retry_seconds = min(2 * retry_seconds, LONGEST_RETRY_SECONDS)
+        except CanaryFailed as error:
+            attachment.close("the canary failed")
+            raise type(error)(await self._connector.explained(error)) from error
+        self._connector.connected(attachment, report)
+        if draft_length:
+            self._connector.draft_checked(report)
+        return report
+
+    def _draft_obstacle(self) -> str:
+        """Why drafts may be missing that says nothing about their quality; empty if nothing."""
+        draft, link = self._cluster.draft, self._cluster.link
+        if draft is None or link is None:
+            return ""
+        if not draft.is_serving or draft.view.stage:
+            return draft.view.words()
+        return "" if link.is_closed_circuit else link.words
+
+    def _raise_if_peer_is_gone(self, stage: str) -> None:
+        missing = self._connector.missing_words()
+        if missing:
+            raise (CanaryFailed if stage == "canary" else NotServing)(missing)
+
+    def _acceptance_is_missing(self, report: CanaryReport) -> None:
+        words = f"no draft token was accepted; {report.words()}"
+        if self._config.canary_acceptance == "require":
+            raise CanaryFailed(f"{words} (--canary-acceptance warn goes on all the same)")
+        logger.warning("gateway: canary: %s", words)

@@ -1,0 +1,121 @@
+"""Clients' input to prompt token ids that fit the model's context."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from gateway.chat_template import ChatTemplateMissing
+from gateway.model import ServedModel, TextModel
+from gateway.request import GenerationRequest, Options, draw_seed
+from outrider.serving.errors import InvalidArgument
+from outrider.serving.sampling_parameters import SamplingParameters
+
+# Longer texts are tokenised beside the event loop.
+LONG_TEXT_CHARACTERS = 8192
+
+
+async def chat_prompt(text_model: TextModel, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The prompt of a conversation. Raises InvalidArgument and the template's own errors."""
+    template = text_model.chat_template
+    if template is None:
+        raise ChatTemplateMissing("the model has no chat template; use completions")
+
+    def encode() -> list[int]:
+        rendered = template.render(messages)
+        return text_model.vocabulary.encode(
+            rendered.text, parse_special=True, add_bos=False, protected=rendered.protected
+        )
+
+    length = sum(len(str(message.get("content"))) for message in messages)
+    return await _run(encode, length)
+
+
+async def text_prompt(text_model: TextModel, text: str) -> list[int]:
+    """The prompt of a plain text: special tokens that it spells are only text."""
+
+    def encode() -> list[int]:
+        return text_model.vocabulary.encode(text, parse_special=False, add_bos=True)
+
+    return await _run(encode, len(text))
+
+
+def check_text(field: str, text: str) -> None:
+    """Raises InvalidArgument for a text that is no Unicode."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(field, text, "text without lone surrogates") from error
+
+
+def check_token_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
+    """Raises InvalidArgument for an id that the model does not have."""
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise InvalidArgument(field, token_id, f"between 0 and {vocab_size - 1}")
+
+
+def generation_request(
+    model: ServedModel,
+    *,
+    request_id: str,
+    field: str,
+    prompt_token_ids: Sequence[int],
+    options: Options,
+    default_max_tokens: int | None,
+    priority: int = 0,
+) -> GenerationRequest:
+    """Puts prompt and options to the model's bounds. Raises InvalidArgument."""
+    context = model.max_sequence_length
+    if not prompt_token_ids:
+        raise InvalidArgument(field, "0 tokens", "at least 1 token")
+    if len(prompt_token_ids) > context - 1:
+        raise InvalidArgument(
+            field,
+            f"{len(prompt_token_ids)} tokens",
+            f"at most {context - 1}: the context of {context} less one token to generate",
+        )
+    left = context - len(prompt_token_ids)
+    max_tokens = options.max_tokens
+    if max_tokens is None:
+        max_tokens = left if default_max_tokens is None else min(default_max_tokens, left)
+    elif not 1 <= max_tokens <= left:
+        raise InvalidArgument(
+            "max_tokens",
+            max_tokens,
+            f"between 1 and {left}: what {len(prompt_token_ids)} prompt tokens leave of the "
+            f"context of {context}",
+        )
+    check_token_ids("stop_token_ids", options.stop_token_ids, model.vocab_size)
+    if options.draft_length is not None and not 0 <= options.draft_length <= model.max_draft_length:
+        raise InvalidArgument(
+            "speculation.draft_length",
+            options.draft_length,
+            f"between 0 and {model.max_draft_length}",
+        )
+    asked = options.sampling
+    seed = draw_seed() if asked.seed is None else asked.seed
+    return GenerationRequest(
+        request_id=request_id,
+        prompt_token_ids=prompt_token_ids,
+        max_tokens=max_tokens,
+        sampling=SamplingParameters(
+            temperature=asked.temperature,
+            top_k=asked.top_k,
+            top_p=asked.top_p,
+            min_p=asked.min_p,
+            seed=seed,
+        ),
+        seed=seed,
+        stop=options.stop,
+        stop_token_ids=options.stop_token_ids,
+        ignore_eos=options.ignore_eos,
+        draft_length=options.draft_length,
+        deadline_seconds=options.deadline_seconds,
+        priority=priority,
+    )
+
+
+async def _run(encode: Callable[[], list[int]], length: int) -> list[int]:
+    if length <= LONG_TEXT_CHARACTERS:
+        return encode()
+    return await asyncio.to_thread(encode)

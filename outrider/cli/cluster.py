@@ -1,0 +1,199 @@
+"""From the flags and variables of `outrider up` to how each service is started.
+
+Every service gets only the flags and variables that its own configuration knows, and all of them
+are checked before anything starts.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from outrider.cli.child import ChildPlan
+from outrider.cli.ports import free_port, require_free
+from outrider.serving.config import (
+    ENVIRONMENT_PREFIX,
+    ServiceConfig,
+    check_faults,
+    parse_config,
+    variable_names,
+)
+from outrider.serving.errors import ConfigurationError
+
+LOOPBACK = "127.0.0.1"
+NO_DRAFT = "none"
+# Decided here, for every service its own: set from outside they would be ignored.
+DECIDED_VARIABLES = {"OUTRIDER_TARGET_ADDRESS", "OUTRIDER_DRAFT_ADDRESS"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceKind:
+    """A service that can be started: its module and the configuration that this reads."""
+
+    service: str
+    module: str
+    config_class: type[ServiceConfig]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceKinds:
+    """The three services."""
+
+    target: ServiceKind
+    draft: ServiceKind
+    gateway: ServiceKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions:
+    """What `outrider up` was asked for. `flags` go to each service that knows them, by field
+    name.
+    """
+
+    host: str
+    rest_port: int
+    port: int
+    draft: str | None
+    flags: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Ready to be started."""
+
+    plans: tuple[ChildPlan, ...]
+    url: str
+    holds_failures: bool
+
+
+def installed_services() -> ServiceKinds:
+    """The services of this project."""
+    # Here and not above: `outrider chat` and `outrider status` need none of them.
+    from draft_service.config import DraftConfig
+    from gateway.config import GatewayConfig
+    from target_service.config import TargetConfig
+
+    return ServiceKinds(
+        target=ServiceKind(service="target", module="target_service", config_class=TargetConfig),
+        draft=ServiceKind(service="draft", module="draft_service", config_class=DraftConfig),
+        gateway=ServiceKind(service="gateway", module="gateway", config_class=GatewayConfig),
+    )
+
+
+def plan_cluster(
+    options: ClusterOptions,
+    kinds: ServiceKinds,
+    *,
+    own_variables: set[str],
+    environment: Mapping[str, str],
+) -> Cluster:
+    """Raises ConfigurationError for anything that a service would refuse."""
+    _check_variables(kinds, own_variables, environment)
+    has_draft = options.draft != NO_DRAFT
+    ports: set[int] = set()
+
+    def address(host: str, flag: str, port: int) -> str:
+        if port:
+            require_free(flag, host, port)
+        else:
+            port = free_port(host, ports)
+        ports.add(port)
+        return f"{host}:{port}"
+
+    target = address(LOOPBACK, "", 0)
+    draft = address(LOOPBACK, "", 0) if has_draft else ""
+    gateway = address(options.host, "--port", options.port)
+    rest = address(options.host, "--rest-port", options.rest_port)
+
+    members = [(kinds.target, target, {"draft_address": draft})]
+    if has_draft:
+        members.append(
+            (kinds.draft, draft, {} if options.draft is None else {"draft": options.draft})
+        )
+    addresses = {
+        "rest_port": _port(rest),
+        "target_address": target,
+        "draft_address": draft,
+    }
+    members.append((kinds.gateway, gateway, addresses))
+    _check_flags(options, [kind for kind, _, _ in members])
+
+    plans, holds_failures = [], False
+    for kind, own_address, own_flags in members:
+        known = kind.config_class.model_fields
+        flags = {name: value for name, value in options.flags.items() if name in known}
+        host, _, port = own_address.rpartition(":")
+        flags |= {"host": host, "port": port, **own_flags}
+        plan, config = _plan(kind, own_address, flags, environment)
+        plans.append(plan)
+        holds_failures |= config.on_startup_failure == "hold"
+    return Cluster(
+        plans=tuple(plans),
+        url=f"http://{_reachable(options.host)}:{_port(rest)}",
+        holds_failures=holds_failures,
+    )
+
+
+def _plan(
+    kind: ServiceKind, address: str, flags: Mapping[str, str], environment: Mapping[str, str]
+) -> tuple[ChildPlan, ServiceConfig]:
+    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in sorted(flags.items())]
+    given = {ENVIRONMENT_PREFIX + name.upper() for name in flags}
+    taken = variable_names(kind.config_class) - given
+    child_environment = {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith(ENVIRONMENT_PREFIX) or name in taken
+    }
+    # Log lines must not wait in a buffer for a process that dies.
+    child_environment["PYTHONUNBUFFERED"] = "1"
+    try:
+        config = parse_config(kind.config_class, kind.service, arguments, child_environment)
+        check_faults(kind.service, config)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{kind.service}: {error}") from error
+    plan = ChildPlan(
+        service=kind.service,
+        # -P: a folder of the same name where the command is run must not be taken for a service.
+        arguments=("-P", "-m", kind.module, *arguments),
+        environment=child_environment,
+        address=f"{_reachable(config.host)}:{_port(address)}",
+        startup_timeout_seconds=config.startup_timeout,
+        drain_timeout_seconds=config.drain_timeout,
+    )
+    return plan, config
+
+
+def _check_variables(
+    kinds: ServiceKinds, own_variables: set[str], environment: Mapping[str, str]
+) -> None:
+    given = {name for name in environment if name.startswith(ENVIRONMENT_PREFIX)}
+    decided = sorted(given & DECIDED_VARIABLES)
+    if decided:
+        raise ConfigurationError(
+            f"{', '.join(decided)}: `outrider up` decides the addresses itself"
+        )
+    known = own_variables.union(
+        *(variable_names(kind.config_class) for kind in (kinds.target, kinds.draft, kinds.gateway))
+    )
+    unknown = sorted(given - known)
+    if unknown:
+        raise ConfigurationError(
+            f"unknown variable {', '.join(unknown)}; "
+            f"outrider up knows {', '.join(sorted(known - DECIDED_VARIABLES))}"
+        )
+
+
+def _check_flags(options: ClusterOptions, kinds: list[ServiceKind]) -> None:
+    for name in options.flags:
+        if not any(name in kind.config_class.model_fields for kind in kinds):
+            raise ConfigurationError(
+                f"--{name.replace('_', '-')}: none of the services to be started knows it "
+                f"({', '.join(kind.service for kind in kinds)})"
+            )
+
+
+def _port(address: str) -> str:
+    return address.rpartition(":")[2]
+
+
+def _reachable(host: str) -> str:
+    return LOOPBACK if host in ("0.0.0.0", "::", "") else host

@@ -1,0 +1,231 @@
+"""The `outrider` command: flags and variables into calls, errors into exit codes."""
+
+import asyncio
+import os
+import shutil
+import tempfile
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from outrider import __version__
+from outrider.cli.chat import ChatOptions, converse
+from outrider.cli.cluster import Cluster, ClusterOptions, installed_services, plan_cluster
+from outrider.cli.completion import ServerError
+from outrider.cli.demo import show
+from outrider.cli.status import print_status
+from outrider.cli.up import announce_and_wait, run_up
+from outrider.serving.config import ENVIRONMENT_PREFIX
+from outrider.serving.errors import ConfigurationError
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+EXIT_CODE_OF_MISUSE = 2
+
+app = typer.Typer(
+    help="Outrider: speculative decoding as three services.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+class Speculation(StrEnum):
+    """Who decides about draft lengths."""
+
+    AUTO = "auto"
+    FIXED = "fixed"
+    OFF = "off"
+
+
+class OnStartupFailure(StrEnum):
+    """What follows a failed start-up."""
+
+    EXIT = "exit"
+    HOLD = "hold"
+
+
+def _variable(flag: str) -> str:
+    return ENVIRONMENT_PREFIX + flag.upper().replace("-", "_")
+
+
+def _option(flag: str, description: str) -> typer.models.OptionInfo:
+    option: typer.models.OptionInfo = typer.Option(
+        f"--{flag}", envvar=_variable(flag), help=description, show_default=False
+    )
+    return option
+
+
+# The flags that `up` itself reads; all others of a service are its variables.
+OWN_FLAGS = (
+    "host",
+    "rest-port",
+    "port",
+    "log-dir",
+    "model",
+    "draft",
+    "draft-model",
+    "speculation",
+    "max-draft-length",
+    "speculative-disable-batch-threshold",
+    "dtype",
+    "device",
+    "threads",
+    "on-startup-failure",
+)
+
+
+@app.command()
+def up(
+    rest_port: Annotated[
+        int,
+        typer.Option(min=0, max=65535, envvar=_variable("rest-port"), help="REST port; 0: free"),
+    ] = 8000,
+    port: Annotated[
+        int,
+        typer.Option(min=0, max=65535, envvar=_variable("port"), help="gateway's gRPC; 0: free"),
+    ] = 0,
+    host: Annotated[
+        str, typer.Option(envvar=_variable("host"), help="address that the gateway listens on")
+    ] = "127.0.0.1",
+    model: Annotated[
+        str | None, _option("model", "default model's name, directory, GGUF file or Hub id")
+    ] = None,
+    draft: Annotated[str | None, _option("draft", "ngram, standalone or none")] = None,
+    draft_model: Annotated[
+        str | None, _option("draft-model", "checkpoint of a model drafter")
+    ] = None,
+    speculation: Annotated[
+        Speculation | None, _option("speculation", "who decides about draft lengths")
+    ] = None,
+    max_draft_length: Annotated[
+        int | None, _option("max-draft-length", "most draft tokens per sequence and step")
+    ] = None,
+    speculative_disable_batch_threshold: Annotated[
+        int | None,
+        _option(
+            "speculative-disable-batch-threshold",
+            "steps with more decode rows run without the draft service; 0: never",
+        ),
+    ] = None,
+    dtype: Annotated[str | None, _option("dtype", "bfloat16 or float32")] = None,
+    device: Annotated[str | None, _option("device", "cpu or a GPU's name")] = None,
+    threads: Annotated[
+        int | None, _option("threads", "threads of the target and of a model drafter")
+    ] = None,
+    on_startup_failure: Annotated[
+        OnStartupFailure | None,
+        _option("on-startup-failure", "end, or keep everything up to be looked at"),
+    ] = None,
+    log_dir: Annotated[
+        Path | None, _option("log-dir", "one log file per service, not standard error")
+    ] = None,
+) -> None:
+    """Run target, draft and gateway in the foreground; print `ready URL` when they are ready.
+
+    Every flag is also a variable OUTRIDER_<FLAG>; so is every other flag of the three services.
+    Ctrl-C drains and stops, twice kills.
+    """
+    given = {
+        "model": model,
+        "draft_model": draft_model,
+        "speculation": speculation,
+        "max_draft_length": max_draft_length,
+        "speculative_disable_batch_threshold": speculative_disable_batch_threshold,
+        "dtype": dtype,
+        "device": device,
+        "threads": threads,
+        "on_startup_failure": on_startup_failure,
+    }
+    options = ClusterOptions(
+        host=host,
+        rest_port=rest_port,
+        port=port,
+        draft=draft,
+        flags={name: str(value) for name, value in given.items() if value is not None},
+    )
+    try:
+        code = run_up(_plan(options), log_directory=log_dir, work=announce_and_wait)
+    except ConfigurationError as error:
+        _refuse("up", error)
+    raise typer.Exit(code)
+
+
+@app.command()
+def chat(
+    question: Annotated[
+        str | None, typer.Argument(help="one question; without it, a conversation")
+    ] = None,
+    url: Annotated[str, typer.Option(help="a running server")] = DEFAULT_URL,
+    temperature: Annotated[float | None, typer.Option(help="0: the most likely token")] = None,
+    seed: Annotated[int | None, typer.Option(help="the same seed gives the same text")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="most tokens of an answer")] = None,
+    speculation: Annotated[
+        bool, typer.Option("--speculation/--no-speculation", help="the text is the same")
+    ] = True,
+) -> None:
+    """Talk to a running server; answers stream, figures follow."""
+    options = ChatOptions(
+        temperature=temperature, seed=seed, max_tokens=max_tokens, speculates=speculation
+    )
+    raise typer.Exit(asyncio.run(converse(url, question, options)))
+
+
+@app.command()
+def status(
+    url: Annotated[str, typer.Option(help="a running server")] = DEFAULT_URL,
+) -> None:
+    """Show services, states, stages and reasons; exit with 0 only when ready."""
+    raise typer.Exit(print_status(url))
+
+
+@app.command()
+def demo() -> None:
+    """Start the services, stream one answer with speculation and the same without, stop."""
+    options = ClusterOptions(host="127.0.0.1", rest_port=0, port=0, draft=None, flags={})
+    log_directory = Path(tempfile.mkdtemp(prefix="outrider-demo-"))
+    try:
+        code = run_up(_plan(options), log_directory=log_directory, work=show)
+    except ConfigurationError as error:
+        _refuse("demo", error)
+    except ServerError as error:
+        typer.echo(f"outrider demo: {error}", err=True)
+        code = 1
+    if code == 0:
+        shutil.rmtree(log_directory)
+    else:
+        typer.echo(f"outrider demo: the services' logs are in {log_directory}", err=True)
+    raise typer.Exit(code)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="print the version")] = False,
+) -> None:
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def _plan(options: ClusterOptions) -> Cluster:
+    return plan_cluster(
+        options,
+        installed_services(),
+        own_variables={_variable(flag) for flag in OWN_FLAGS},
+        environment=os.environ,
+    )
+
+
+def _refuse(command: str, error: ConfigurationError) -> NoReturn:
+    typer.echo(f"outrider {command}: {error}", err=True)
+    raise typer.Exit(EXIT_CODE_OF_MISUSE)
+
+
+def main() -> None:
+    """The entry point."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

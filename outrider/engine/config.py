@@ -1,0 +1,56 @@
+"""What the user asked of an engine. What boot measured is in `boot.EngineLimits`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from outrider.engine.errors import ConfigError
+
+BFLOAT16_CAPABILITIES = ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16")
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """One engine: a checkpoint on a device, with its memory and step bounds."""
+
+    model_path: Path  # a directory with config.json and *.safetensors, or a .gguf file
+    dtype: str = "auto"  # auto | bfloat16 | float32
+    device: str = "cpu"
+    kv_cache_bytes: int = 1 << 30
+    block_size: int = 32  # tokens per KV block
+    max_sequence_length: int | None = None  # None: as long as the model and the cache allow
+    max_step_rows: int = 512  # most rows (tokens) in one forward
+
+
+def validate(config: EngineConfig) -> None:
+    """Raise ConfigError, naming the field, its value and its bound, for an impossible field."""
+    if config.dtype != "auto" and config.dtype not in DTYPES:
+        raise ConfigError(f"dtype is {config.dtype!r}: must be auto, bfloat16 or float32")
+    if config.device != "cpu":
+        raise ConfigError(f"device is {config.device!r}: this engine runs on 'cpu'")
+    if not 8 <= config.block_size <= 256 or config.block_size & (config.block_size - 1):
+        raise ConfigError(
+            f"block_size is {config.block_size}: must be a power of two from 8 to 256"
+        )
+    if config.max_step_rows < 8:
+        raise ConfigError(f"max_step_rows is {config.max_step_rows}: must be at least 8")
+    if config.max_sequence_length is not None and config.max_sequence_length < 1:
+        raise ConfigError(
+            f"max_sequence_length is {config.max_sequence_length}: must be at least 1"
+        )
+    if config.kv_cache_bytes < 1:
+        raise ConfigError(f"kv_cache_bytes is {config.kv_cache_bytes}: must be positive")
+
+
+def resolve_dtype(name: str) -> torch.dtype:
+    """The torch dtype of a validated name; `auto` is bfloat16 where the processor multiplies it.
+
+    Elsewhere bfloat16 is emulated, and slower than float32.
+    """
+    if name != "auto":
+        return DTYPES[name]
+    capabilities = torch.cpu.get_capabilities()
+    has_bfloat16 = any(capabilities.get(flag, False) for flag in BFLOAT16_CAPABILITIES)
+    return torch.bfloat16 if has_bfloat16 else torch.float32

@@ -1,0 +1,6 @@
+"""A fake gateway service."""
+
+from fake_services import main
+
+if __name__ == "__main__":
+    main("gateway")
