@@ -12,6 +12,8 @@ from outrider.serving.sampling_parameters import sampling_parameters_from
 from outrider.v1 import target_pb2
 from target_service.sequence import ReportSink, Request
 
+MAX_PATIENCE_SECONDS = 30.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionBounds:
@@ -59,6 +61,7 @@ def request_from(message: target_pb2.Admit, sink: ReportSink, bounds: AdmissionB
         deadline=_deadline(message.deadline_seconds),
         priority=message.priority,
         draft_length_override=_draft_length_override(message, bounds),
+        patience_seconds=_patience_seconds(message),
     )
 
 
@@ -87,6 +90,15 @@ def _deadline(seconds: float) -> float | None:
     if not seconds > 0:
         raise InvalidArgument("deadline_seconds", seconds, "0 or above")
     return time.monotonic() + seconds
+
+
+def _patience_seconds(message: target_pb2.Admit) -> float:
+    seconds = message.speculation.patience_seconds
+    if not 0 <= seconds <= MAX_PATIENCE_SECONDS:
+        raise InvalidArgument(
+            "speculation.patience_seconds", seconds, f"between 0 and {MAX_PATIENCE_SECONDS:g}"
+        )
+    return seconds
 
 
 def _draft_length_override(message: target_pb2.Admit, bounds: AdmissionBounds) -> int | None:

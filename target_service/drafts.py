@@ -22,8 +22,8 @@ NOTHING_COLLECTED = Collected(drafts={}, waited_seconds=0.0, is_answered=False)
 class DraftSource(Protocol):
     """A source of drafts. Called on the engine's thread only; never raises for what a peer does."""
 
-    def unavailable(self) -> str | None:
-        """Why nothing can be asked for now (a bypass reason of policy.py), or None."""
+    def unavailable(self, sequences: Sequence[TokenSequence]) -> str | None:
+        """Why nothing can be asked for these now (a bypass reason of policy.py), or None."""
 
     def started(self, sequences: Sequence[TokenSequence]) -> None:
         """Sequences that begin to run."""

@@ -48,7 +48,7 @@ class _ReplayedDrafts:
         self._vocab_size = vocab_size
         self._lengths: dict[int, int] = {}
 
-    def unavailable(self) -> str | None:
+    def unavailable(self, sequences: Sequence[TokenSequence]) -> str | None:
         return None
 
     def started(self, sequences: Sequence[TokenSequence]) -> None:
@@ -173,6 +173,7 @@ def _run(
                 deadline=None,
                 priority=0,
                 draft_length_override=None,
+                patience_seconds=0.0,
             )
         ]
     )

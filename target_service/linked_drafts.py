@@ -68,11 +68,11 @@ class LinkedDrafts:
         self._step_id = 0
         self._asked_lengths: dict[int, int] = {}
 
-    def unavailable(self) -> str | None:
+    def unavailable(self, sequences: Sequence[TokenSequence]) -> str | None:
         self._follow_stream()
         if not self._view.stream_epoch:
             return policy.LINK_DOWN
-        if self._link.circuit() == Circuit.OPEN:
+        if self._link.circuit() == Circuit.OPEN and not _patience_seconds(sequences):
             return policy.CIRCUIT_OPEN
         return None
 
@@ -123,7 +123,7 @@ class LinkedDrafts:
             messages.append(self._open_message(opened))
         if rows:
             self._step_id += 1
-            late_after = self.late_after_seconds(len(sequences))
+            late_after = max(self.late_after_seconds(len(sequences)), _patience_seconds(sequences))
             messages.append(
                 draft_pb2.LinkRequest(
                     step=encode_step(
@@ -143,8 +143,8 @@ class LinkedDrafts:
         if not self._asked_lengths:
             return NOTHING_COLLECTED
         started = time.perf_counter()
-        timeout = 0.0
-        if self._link.circuit() == Circuit.CLOSED:
+        timeout = _patience_seconds(sequences)
+        if not timeout and self._link.circuit() == Circuit.CLOSED:
             timeout = self._wait.seconds(
                 len(sequences), self._statistics.link_round_trip.quantile(0.95)
             )
@@ -331,3 +331,8 @@ class LinkedDrafts:
 
     def _drop(self, reason: str) -> None:
         self._statistics.draft_rows_dropped[reason] += 1
+
+
+def _patience_seconds(sequences: Sequence[TokenSequence]) -> float:
+    """What the least patient of them allows."""
+    return min((sequence.request.patience_seconds for sequence in sequences), default=0.0)

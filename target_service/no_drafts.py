@@ -10,7 +10,7 @@ from target_service.sequence import Sequence as TokenSequence
 class NoDrafts:
     """Never has anything."""
 
-    def unavailable(self) -> str | None:
+    def unavailable(self, sequences: Sequence[TokenSequence]) -> str | None:
         return NO_DRAFT_SERVICE
 
     def started(self, sequences: Sequence[TokenSequence]) -> None:

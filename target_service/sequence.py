@@ -33,6 +33,8 @@ class Request:
     deadline: float | None  # time.monotonic
     priority: int
     draft_length_override: int | None
+    # Seconds that a step may wait for its draft while no sequence without patience decodes.
+    patience_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

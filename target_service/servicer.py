@@ -130,7 +130,8 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
     async def _wait_for_failure(self) -> None:
         while True:
             revision = self._lifecycle.revision
-            if not self._lifecycle.is_serving and not self._lifecycle.is_draining:
+            is_alive = self._lifecycle.is_serving or self._lifecycle.is_draining
+            if not is_alive or self._lifecycle.is_over:
                 raise NotServing(f"target: {self._lifecycle.words()}")
             await self._lifecycle.changed_since(revision)
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from outrider.engine.runner import Runner, SequenceRows
 
 from outrider.engine.acceptance import verify
+from outrider.engine.runner import Runner, SequenceRows
 from outrider.engine.sampling import sample
 from outrider.v1 import generation_pb2, target_pb2
 from target_service import policy as reasons
@@ -304,7 +304,7 @@ class StepLoop:
         if self._is_bypassed:
             return
         lengths = self._draft_lengths(decoding)
-        if lengths and self._drafts.unavailable() is None:
+        if lengths and self._drafts.unavailable(decoding) is None:
             asked = [sequence for sequence in decoding if sequence.arrival in lengths]
             self._drafts.ask(asked, lengths)
         else:
@@ -337,7 +337,7 @@ class StepLoop:
         elif not self._draft_lengths(decoding):
             reason = reasons.DRAFT_LENGTH_ZERO
         else:
-            reason = self._drafts.unavailable() or reasons.NOT_ASKED
+            reason = self._drafts.unavailable(decoding) or reasons.NOT_ASKED
         self._statistics.bypass_steps[reason] += 1
 
     def _report(

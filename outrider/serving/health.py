@@ -35,7 +35,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         context: grpc.aio.ServicerContext,  # type: ignore[type-arg]
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
         last = None
-        while True:
+        while not self._lifecycle.is_over:
             revision = self._lifecycle.revision
             status = self._status(request.service)
             if status != last:

@@ -96,6 +96,7 @@ class Lifecycle(Generic[Booted]):
         self._facts = Facts()
         self._booted: Booted | None = None
         self._revision = 0
+        self._is_over = False
         self._watchers: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
 
     # Start-up.
@@ -232,6 +233,12 @@ class Lifecycle(Generic[Booted]):
             self._advance(status_pb2.SERVICE_STATE_DRAINING)
             self._publish()
 
+    def end(self) -> None:
+        """The process is about to leave: watchers are told the last state and let go."""
+        with self._lock:
+            self._is_over = True
+            self._publish()
+
     def check_timeouts(self) -> None:
         """Makes the service FAILED if its stage or activity takes too long. Called by the
         watchdog.
@@ -265,6 +272,11 @@ class Lifecycle(Generic[Booted]):
     @property
     def is_serving(self) -> bool:
         return self._state == status_pb2.SERVICE_STATE_SERVING
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing will change any more."""
+        return self._is_over
 
     @property
     def is_draining(self) -> bool:

@@ -126,6 +126,7 @@ async def _run(
         logger.info("%s: draining", lifecycle.service)
         await service.drain(config.drain_timeout)
     await service.stop()
+    lifecycle.end()
     await server.stop(STOP_GRACE_SECONDS)
     failed.cancel()
     logger.info("%s: stopped", lifecycle.service)

@@ -27,7 +27,7 @@ class StatusServicer(status_pb2_grpc.StatusServiceServicer):
         request: status_pb2.WatchStatusRequest,
         context: grpc.aio.ServicerContext,  # type: ignore[type-arg]
     ) -> AsyncIterator[status_pb2.ServiceStatus]:
-        while True:
+        while not self._lifecycle.is_over:
             revision = self._lifecycle.revision
             yield self._lifecycle.status()
             await self._lifecycle.changed_since(revision)

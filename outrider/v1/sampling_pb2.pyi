@@ -37,7 +37,9 @@ class LogitBias(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., bias: _Optional[float] = ...) -> None: ...
 
 class SpeculationOverride(_message.Message):
-    __slots__ = ("draft_length",)
+    __slots__ = ("draft_length", "patience_seconds")
     DRAFT_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    PATIENCE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     draft_length: int
-    def __init__(self, draft_length: _Optional[int] = ...) -> None: ...
+    patience_seconds: float
+    def __init__(self, draft_length: _Optional[int] = ..., patience_seconds: _Optional[float] = ...) -> None: ...

@@ -18,7 +18,7 @@ class FakeDrafts:
         self.asks: list[dict[int, int]] = []
         self.flushes: list[bool] = []
 
-    def unavailable(self) -> str | None:
+    def unavailable(self, sequences: Sequence[TokenSequence]) -> str | None:
         return None
 
     def started(self, sequences: Sequence[TokenSequence]) -> None:

@@ -117,6 +117,7 @@ class Harness:
                     deadline=None,
                     priority=priority,
                     draft_length_override=override,
+                    patience_seconds=0.0,
                 )
             ]
         )

@@ -98,6 +98,7 @@ class Target:
                     resumed_output_token_ids=(), max_tokens=max_tokens, sampling=sampling,
                     stop_token_ids=frozenset(), deadline=None, priority=0,
                     draft_length_override=None,
+                    patience_seconds=0.0,
                 )
             )  # fmt: skip
         self.loop.submit(lambda loop: loop.admit(requests))

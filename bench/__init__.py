@@ -1,0 +1,1 @@
+"""Measurements: scripts that print the figures of docs/measurements.md."""

@@ -1,0 +1,62 @@
+"""The first promise, on real processes: drafts change the speed, never a token."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from prompts import PROMPTS
+
+from bench.cluster import Cluster, running_cluster
+
+MAX_TOKENS = 40
+NO_DRAFTS = {"draft_length": 0}
+
+
+def answers(
+    cluster: Cluster, temperature: float, concurrency: int, **request: object
+) -> list[list[int]]:
+    """Token ids by prompt, seeded by its index."""
+
+    def one(index: int) -> list[int]:
+        answer = cluster.complete(
+            messages=[{"role": "user", "content": PROMPTS[index]}],
+            temperature=temperature,
+            seed=index,
+            max_tokens=MAX_TOKENS,
+            **request,
+        )
+        token_ids: list[int] = answer["choices"][0]["token_ids"]
+        return token_ids
+
+    with ThreadPoolExecutor(concurrency) as pool:
+        return list(pool.map(one, range(len(PROMPTS))))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_ngram_drafts_change_no_token_alone_or_at_concurrency_8(
+    ngram_cluster: Cluster, temperature: float
+) -> None:
+    plain = answers(ngram_cluster, temperature, 8, speculation=NO_DRAFTS)
+    before = ngram_cluster.metrics()["outrider_accepted_tokens_total"]
+    assert answers(ngram_cluster, temperature, 8) == plain
+    assert answers(ngram_cluster, temperature, 1) == plain
+    assert ngram_cluster.metrics()["outrider_accepted_tokens_total"] > before
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_standalone_drafts_and_a_crossed_threshold_change_no_token(
+    short_model: Path, ngram_cluster: Cluster, dtype: str
+) -> None:
+    flags = ("--draft", "standalone", "--draft-model", str(short_model), "--dtype", dtype)
+    with running_cluster(
+        *flags, "--speculation", "fixed", "--max-draft-length", "3",
+        "--speculative-disable-batch-threshold", "4",
+    ) as cluster:  # fmt: skip
+        for temperature in (0.0, 0.8):
+            plain = answers(cluster, temperature, 8, speculation=NO_DRAFTS)
+            assert answers(cluster, temperature, 8) == plain
+            if dtype == "bfloat16":
+                assert answers(ngram_cluster, temperature, 8) == plain
+        samples = cluster.metrics()
+        assert samples['outrider_bypass_steps_total{reason="threshold"}'] > 0
+        assert samples["outrider_accepted_tokens_total"] > 0
