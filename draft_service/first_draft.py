@@ -83,9 +83,7 @@ def first_draft(drafter: Drafter[State], *, vocab_size: int) -> FirstDraft:
     proposer.detach(terms)
     if proposer.session_count:
         raise FirstDraftError(f"{proposer.session_count} sequences are kept of a closed link")
-    return FirstDraft(
-        prompt_token_ids=tuple(prompt), draft_token_ids=tuple(draft), seconds=seconds
-    )
+    return FirstDraft(prompt_token_ids=tuple(prompt), draft_token_ids=tuple(draft), seconds=seconds)
 
 
 def _no_activity(name: str) -> AbstractContextManager[None]:
@@ -119,9 +117,7 @@ def _step(token_ids: list[int]) -> draft_pb2.LinkRequest:
             slots=pack([0], SLOT),
             generations=pack([1], GENERATION),
             base_lengths=pack([len(token_ids)], BASE_LENGTH),
-            prefix_hashes=pack(
-                [extend_prefix_hash(EMPTY_PREFIX_HASH, token_ids)], PREFIX_HASH
-            ),
+            prefix_hashes=pack([extend_prefix_hash(EMPTY_PREFIX_HASH, token_ids)], PREFIX_HASH),
             commit_counts=pack([1], COMMIT_COUNT),
             commit_token_ids=pack(token_ids[-1:], TOKEN_ID),
             draft_lengths=pack([DRAFT_LENGTH_ASKED], DRAFT_LENGTH),

@@ -31,8 +31,10 @@ def refusal_of(
     ):
         if value != bound:
             return _refusal(field, value, bound)
-    return _size_refusal(hello) or _identity_refusal(hello, identity) or _feature_refusal(
-        hello.features, needs
+    return (
+        _size_refusal(hello)
+        or _identity_refusal(hello, identity)
+        or _feature_refusal(hello.features, needs)
     )
 
 

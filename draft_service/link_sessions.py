@@ -7,6 +7,9 @@ from draft_service.drafters.drafter import State
 from draft_service.sessions import Session
 from outrider.v1 import draft_pb2
 
+# What a target says of its slots is not trusted with this process's memory.
+MAX_REMEMBERED_REFUSALS = 4096
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LinkTerms:
@@ -69,7 +72,7 @@ class LinkSessions(Generic[State]):
     def remember_refusal(self, slot: int, generation: int, reason: int) -> None:
         """Rows of it are refused until it is opened again. The oldest is forgotten for room."""
         self._refusals.pop(slot, None)
-        if len(self._refusals) >= self.terms.max_sequences:
+        if len(self._refusals) >= MAX_REMEMBERED_REFUSALS:
             del self._refusals[next(iter(self._refusals))]
         self._refusals[slot] = (generation, reason)
 

@@ -14,12 +14,13 @@ from outrider.v1 import draft_pb2
 # no use later, and what a Resync or Refuse said is said again at the row's next Step.
 MAX_WAITING_ANSWERS = 256
 
-# Messages that may wait for the engine thread before the stream is read no further.
-MAX_WAITING_REQUESTS = 1024
+# Messages of one stream that may wait for the engine thread before it is read no further.
+MAX_WAITING_REQUESTS = 256
+CONGESTION_PAUSE_SECONDS = 0.005
 
 
 class TargetLink:
-    """One stream of one target."""
+    """One stream of one target: the engine thread's Endpoint."""
 
     def __init__(self, terms: LinkTerms, counters: Counters) -> None:
         self.terms = terms
@@ -27,6 +28,19 @@ class TargetLink:
         self._loop = asyncio.get_running_loop()
         self._answers: asyncio.Queue[draft_pb2.LinkResponse] = asyncio.Queue(MAX_WAITING_ANSWERS)
         self._ended: asyncio.Future[str] = self._loop.create_future()
+        # Each written by one thread: the event loop's, the engine's.
+        self._received_count = 0
+        self._handled_count = 0
+
+    async def make_room(self) -> None:
+        """Returns once one more message may go to the engine thread, and counts it."""
+        while self._received_count - self._handled_count >= MAX_WAITING_REQUESTS:
+            await asyncio.sleep(CONGESTION_PAUSE_SECONDS)
+        self._received_count += 1
+
+    def mark_handled(self) -> None:
+        """Called by the engine thread, once for each message."""
+        self._handled_count += 1
 
     def deliver(self, responses: list[draft_pb2.LinkResponse]) -> None:
         """Called by the engine thread."""

@@ -12,13 +12,19 @@ from typing import Generic
 from draft_service.codec import DraftRow, RowReplies, StepRow, decode_step, encode_draft
 from draft_service.commits import Commits, draft_length_of
 from draft_service.counters import Counters
-from draft_service.drafters.drafter import Drafter, State
+from draft_service.drafters.drafter import Drafter, State, Wish
 from draft_service.link_sessions import LinkSessions, LinkTerms
 from draft_service.session_table import SessionTable
 from draft_service.sessions import Session
 from outrider.serving.columns import MalformedColumn, unpack
 from outrider.serving.link_protocol import GENERATION, SLOT
 from outrider.v1 import draft_pb2
+
+# How long a piece of preparation may keep a Step waiting: while drafts are being asked for, and
+# while nobody has asked for some time.
+BUSY_PIECE_SECONDS = 0.02
+IDLE_PIECE_SECONDS = 0.1
+IDLE_AFTER_SECONDS = 0.5
 
 Answer = tuple[LinkTerms, draft_pb2.LinkResponse]
 
@@ -57,12 +63,11 @@ class Proposer(Generic[State]):
         self._draft_boot_id = draft_boot_id
         self._activity = activity
         self._counters = counters
-        self._table = SessionTable(
-            drafter=drafter, max_sequences=max_sequences, counters=counters
-        )
+        self._table = SessionTable(drafter=drafter, max_sequences=max_sequences, counters=counters)
         self._links: dict[LinkTerms, LinkSessions[State]] = {}
         self._asked: list[_Asked[State]] = []
         self._answers: list[Answer] = []
+        self._asked_at = float("-inf")
 
     @property
     def session_count(self) -> int:
@@ -82,9 +87,7 @@ class Proposer(Generic[State]):
         """The stream ended; nothing of it is kept."""
         self._table.close_all(self._links.pop(terms))
 
-    def receive(
-        self, terms: LinkTerms, request: draft_pb2.LinkRequest, received_at: float
-    ) -> None:
+    def receive(self, terms: LinkTerms, request: draft_pb2.LinkRequest, received_at: float) -> None:
         """One message of an attached stream, received at this time.monotonic()."""
         link = self._links[terms]
         kind = request.WhichOneof("kind")
@@ -105,16 +108,14 @@ class Proposer(Generic[State]):
         asked, self._asked = self._asked, []
         if not asked:
             return
+        self._asked_at = time.monotonic()
         wishes = self._wishes(asked)
         drafts: dict[int, list[int]] = {}
         if wishes:
             with self._activity("propose"):
-                proposals = self._drafter.propose(
-                    [session.state for session in wishes],
-                    [length for _, length in wishes.values()],
-                )
-            for (row, length), proposal in zip(wishes.values(), proposals, strict=True):
-                assert len(proposal) <= length, (len(proposal), length)
+                proposals = self._drafter.propose([wish for _, wish in wishes.values()])
+            for (row, wish), proposal in zip(wishes.values(), proposals, strict=True):
+                assert len(proposal) <= wish.draft_length, (len(proposal), wish.draft_length)
                 drafts[id(row)] = proposal
         for step in asked:
             self._answer(step, [DraftRow(row, drafts.get(id(row), ())) for row, _ in step.rows])
@@ -122,7 +123,8 @@ class Proposer(Generic[State]):
     def prepare(self) -> None:
         """One bounded piece of work on what was opened or fell behind."""
         with self._activity("prefill"):
-            liar = self._table.prepare()
+            is_idle = time.monotonic() - self._asked_at > IDLE_AFTER_SECONDS
+            liar = self._table.prepare(IDLE_PIECE_SECONDS if is_idle else BUSY_PIECE_SECONDS)
         if liar is not None:
             link, session = liar
             self._counters.count("resyncs", f"slot {session.slot}: hash of its Open differs")
@@ -191,7 +193,7 @@ class Proposer(Generic[State]):
 
     def _open(self, link: LinkSessions[State], batch: draft_pb2.OpenBatch) -> None:
         replies = _replies_to(link)
-        with self._activity("open"):
+        with self._activity("commit"):
             for message in batch.sequences:
                 reason = self._table.open(link, message)
                 if reason is not None:
@@ -210,11 +212,11 @@ class Proposer(Generic[State]):
 
     def _wishes(
         self, asked: list[_Asked[State]]
-    ) -> dict[Session[State], tuple[StepRow, int]]:
-        """The rows that get a draft, with its length: of a session the last one that asked, unless
+    ) -> dict[Session[State], tuple[StepRow, Wish[State]]]:
+        """The rows that get a draft: of a session the last one that asked, unless
         something behind it in the same turn closed the session or went further.
         """
-        wishes: dict[Session[State], tuple[StepRow, int]] = {}
+        wishes = {}
         now = time.monotonic()
         for step in asked:
             if now > step.expires_at:
@@ -229,7 +231,7 @@ class Proposer(Generic[State]):
                 ):
                     length = draft_length_of(row, self._drafter.offer)
                     if length > 0:
-                        wishes[session] = (row, length)
+                        wishes[session] = (row, Wish(session.state, length, step.expires_at))
         return wishes
 
     def _answer(self, step: _Asked[State], rows: list[DraftRow]) -> None:

@@ -1,7 +1,9 @@
 """The draft service as `run_service` sees it."""
 
 import asyncio
+import gc
 import logging
+import threading
 from collections.abc import Callable, Sequence
 
 import grpc
@@ -86,6 +88,9 @@ class DraftService:
             activity=self._lifecycle.activity,
             counters=self.counters,
         )
+        # A collection that walks everything boot has made would take as long as some proposals.
+        gc.collect()
+        gc.freeze()
         self._lifecycle.serve(
             BootedDraft(
                 offer=booted.drafter.offer,
@@ -94,6 +99,7 @@ class DraftService:
                 first_draft=booted.first_draft,
             )
         )
+        threading.current_thread().name = "engine"
         EngineLoop(proposer=proposer, mailbox=self._mailbox).run()
 
     async def drain(self, timeout_seconds: float) -> None:

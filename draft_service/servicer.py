@@ -16,13 +16,12 @@ from draft_service.engine_thread import Mailbox
 from draft_service.first_draft import FirstDraft
 from draft_service.handshake import DraftIdentity, hello_reply, refusal_of
 from draft_service.link_sessions import terms_of
-from draft_service.links import MAX_WAITING_REQUESTS, LinkTable, TargetLink
+from draft_service.links import LinkTable, TargetLink
 from outrider.serving.errors import InvalidArgument, NotServing, rpc_errors
 from outrider.serving.lifecycle import Lifecycle
 from outrider.v1 import draft_pb2, draft_pb2_grpc
 
 HELLO_TIMEOUT_SECONDS = 10.0
-CONGESTION_PAUSE_SECONDS = 0.005
 
 Requests = AsyncIterator[draft_pb2.LinkRequest]
 Context: TypeAlias = "grpc.aio.ServicerContext[draft_pb2.LinkRequest, draft_pb2.LinkResponse]"
@@ -71,7 +70,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             link = TargetLink(terms_of(hello), self._counters)
             # Before anything is awaited: an older stream of this target must not slip behind.
             self._links.add(link)
-            booted.mailbox.attach(link.terms, link.deliver)
+            booted.mailbox.attach(link.terms, link)
             try:
                 await context.write(reply)
                 await self._serve(link, booted.mailbox, request_iterator, context)
@@ -97,9 +96,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         reading = asyncio.create_task(self._read(link, mailbox, requests))
         writing = asyncio.create_task(_write(link, context))
         try:
-            await asyncio.wait(
-                (reading, writing, link.ended), return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait((reading, writing, link.ended), return_when=asyncio.FIRST_COMPLETED)
         finally:
             reading.cancel()
             writing.cancel()
@@ -116,8 +113,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
                 pong = draft_pb2.Pong(ping_id=request.ping.ping_id)
                 link.send([draft_pb2.LinkResponse(pong=pong)])
                 continue
-            while mailbox.waiting > MAX_WAITING_REQUESTS:
-                await asyncio.sleep(CONGESTION_PAUSE_SECONDS)
+            await link.make_room()
             mailbox.receive(link.terms, request)
 
 

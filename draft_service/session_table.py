@@ -77,11 +77,10 @@ class SessionTable(Generic[State]):
         if not session.is_checked and session.opening_length <= CHECKED_TOKENS_PER_PIECE:
             session.check_opening(CHECKED_TOKENS_PER_PIECE)
         return (
-            session.is_checked
-            and self.drafter.backlog(session.state) <= self.drafter.max_backlog
+            session.is_checked and self.drafter.backlog(session.state) <= self.drafter.max_backlog
         )
 
-    def prepare(self) -> tuple[LinkSessions[State], Session[State]] | None:
+    def prepare(self, budget_seconds: float) -> tuple[LinkSessions[State], Session[State]] | None:
         """One bounded piece of work. Returns a session, now closed, whose Open lied of its hash."""
         for session, link in self._unprepared.items():
             if not session.is_checked:
@@ -93,12 +92,10 @@ class SessionTable(Generic[State]):
             if self.drafter.backlog(session.state) == 0:
                 del self._unprepared[session]
         if self._unprepared:
-            self.drafter.prepare([session.state for session in self._unprepared])
+            self.drafter.prepare([session.state for session in self._unprepared], budget_seconds)
         return None
 
-    def _open_in_free_slot(
-        self, link: LinkSessions[State], message: draft_pb2.Open
-    ) -> int | None:
+    def _open_in_free_slot(self, link: LinkSessions[State], message: draft_pb2.Open) -> int | None:
         try:
             sampling = sampling_of(message.sampling)
             token_ids = _opening_tokens(message, link.terms.vocab_size)

@@ -69,9 +69,7 @@ class Session(Generic[State]):
     @property
     def is_checked(self) -> bool:
         """The Open's tokens have been compared with its hash, and fit it."""
-        return (
-            self._checked_length == self.opening_length and self._check_hash == self._hashes[0]
-        )
+        return self._checked_length == self.opening_length and self._check_hash == self._hashes[0]
 
     def check_opening(self, count: int) -> bool:
         """Looks at the next `count` tokens of the Open; False once they are not what it said."""

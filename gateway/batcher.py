@@ -75,12 +75,12 @@ class Batcher:
         """Takes a request. Raises Overloaded if the queue is full, NotServing without a stream."""
         if self._lost is not None:
             raise NotServing(f"target: {self._lost}")
-        if len(self._waiting) >= self._limits.max_waiting:
+        # Those that only wait for the next flush have their places already.
+        queued = len(self._waiting) - self._free_places()
+        if queued >= self._limits.max_waiting:
             raise Overloaded(
-                f"{len(self._waiting)} requests wait, at most {self._limits.max_waiting} may",
-                retry_after_seconds=self._rate.retry_after_seconds(
-                    len(self._waiting), time.monotonic()
-                ),
+                f"{queued} requests wait, at most {self._limits.max_waiting} may",
+                retry_after_seconds=self._rate.retry_after_seconds(queued, time.monotonic()),
             )
         sequence = Sequence(next(self._next_id), request, is_measured=True)
         self._waiting.append(sequence)
@@ -156,6 +156,11 @@ class Batcher:
         if self._flush_timer is not None:
             self._flush_timer.cancel()
         self.closed.set()
+
+    def _free_places(self) -> int:
+        if self._target_is_full:
+            return 0
+        return max(self._limits.max_in_flight - len(self._running), 0)
 
     def _observe(self, sequence: Sequence, token_count: int, now: float) -> None:
         if token_count == 0 or not sequence.is_measured:

@@ -24,4 +24,9 @@ def load_text_model(reference: str) -> TextModel:
         chat_template = compile_chat_template(vocabulary)
     except ChatTemplateMissing:
         chat_template = None
-    return TextModel(name=source.name, vocabulary=vocabulary, chat_template=chat_template)
+    return TextModel(
+        name=source.name,
+        vocabulary=vocabulary,
+        chat_template=chat_template,
+        longest_token_bytes=max(map(len, vocabulary.token_bytes.by_id)),
+    )

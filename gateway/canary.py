@@ -30,6 +30,10 @@ PRIORITY = 1
 
 
 class CanaryFailed(RuntimeError):
+    """The canary did not show what it must show."""
+
+
+class CanaryUnanswered(CanaryFailed):
     """A canary request did not come to its end."""
 
 
@@ -102,7 +106,7 @@ class Canary:
                         draft_length, max_tokens, together=self._runs_together
                     )
         except TimeoutError as error:
-            raise CanaryFailed(f"not finished after {timeout_seconds:.1f} s") from error
+            raise CanaryUnanswered(f"not finished after {timeout_seconds:.1f} s") from error
         for without, with_drafts in zip(plain, drafted, strict=False):
             _compare(without, with_drafts)
         usages = [run.usage for run in drafted]
@@ -143,7 +147,7 @@ class Canary:
             finally:
                 self._batcher.cancel(sequence)
         except ServiceError as error:
-            raise CanaryFailed(f"{name}: {error}") from error
+            raise CanaryUnanswered(f"{name}: {error}") from error
         if finish_reason != generation_pb2.FINISH_REASON_LENGTH:
             reason = generation_pb2.FinishReason.Name(finish_reason)
             raise CanaryFailed(f"{name}: it ended with {reason}, must be FINISH_REASON_LENGTH")

@@ -91,10 +91,8 @@ class Cluster:
         if obstacle:
             raise NotServing(obstacle)
         if self.connection is None:
-            raise NotServing(
-                f"gateway: in stage {self.connection_problem.stage}: "
-                f"{self.connection_problem.reason}"
-            )
+            problem = self.connection_problem
+            raise NotServing(f"gateway: in stage {problem.stage}: {problem.reason}")
         return self.connection
 
     @property
@@ -111,8 +109,9 @@ class Cluster:
         """Why drafts cannot be counted on; None while they can, or where none are wanted."""
         if self.draft is None or self.link is None:
             return None
-        if not self.draft.is_serving:
-            return Problem(stage="connect", reason=self.draft.view.words())
+        for peer in (self.draft, self.target):
+            if not peer.is_serving:
+                return Problem(stage="connect", reason=peer.view.words())
         if not self.link.is_closed_circuit:
             return Problem(stage="handshake", reason=self.link.words)
         if not self.is_draft_checked:
@@ -144,9 +143,15 @@ class Cluster:
     def _own_view(self) -> ServiceView:
         view = live_view("gateway", self._lifecycle.status())
         if view.is_serving and self.connection is None:
-            problem = self.connection_problem
+            problem = self._connection_problem_now()
             return replace(view, stage=problem.stage, reason=problem.reason)
         return view
+
+    def _connection_problem_now(self) -> Problem:
+        """What went wrong last is of no interest while there is no target to try again with."""
+        if self.target.is_serving:
+            return self.connection_problem
+        return Problem(stage="connect", reason=self.target.view.words())
 
     def _obstacle(self) -> str:
         if not self.target.is_serving:

@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from gateway.canary import CanaryFailed, CanaryReport
+from gateway.canary import CanaryFailed, CanaryReport, CanaryUnanswered
 from gateway.cluster import Cluster, DraftCheck
 from gateway.config import GatewayConfig
 from gateway.connection import Attachment, Connection, attach
@@ -90,6 +90,8 @@ class Connector:
 
     async def explained(self, error: CanaryFailed) -> str:
         """The error with what the peers say of themselves, which may come a moment later."""
+        if not isinstance(error, CanaryUnanswered):
+            return str(error)
         await self.cluster.changes.until_within(
             lambda: bool(self.missing_words()), EXPLANATION_SECONDS
         )

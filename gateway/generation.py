@@ -1,5 +1,7 @@
 """One answer from submission to its last piece: what REST and gRPC share."""
 
+import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -11,6 +13,8 @@ from gateway.stats import Statistics
 from outrider.serving.errors import NotServing, ServiceError
 from outrider.serving.tokenizer import Vocabulary
 from outrider.v1 import generation_pb2
+
+logger = logging.getLogger(__name__)
 
 _OUTCOMES: dict[int, str] = {
     generation_pb2.FINISH_REASON_STOP: "stop",
@@ -78,6 +82,16 @@ async def generating(
     finally:
         batcher.cancel(sequence)
         statistics.requests[generation.outcome] += 1
+        usage = generation.usage
+        logger.debug(
+            "request %s: %s after %.3f s, %d prompt tokens, %d completion tokens, %d drafted right",
+            request.request_id,
+            generation.outcome,
+            time.monotonic() - sequence.submitted_at,
+            usage.prompt_tokens,
+            usage.completion_tokens,
+            usage.accepted_prediction_tokens,
+        )
 
 
 def _joined(first: Piece, second: Piece) -> Piece:

@@ -52,17 +52,17 @@ class Generator:
         self, messages: Sequence[Mapping[str, Any]], options: Options, request_id: str
     ) -> GenerationRequest:
         """A conversation; by default up to the end of the context."""
-        self.model()
-        prompt = await chat_prompt(self._lifecycle.ready().text_model, messages)
+        context = self.model().max_sequence_length
+        prompt = await chat_prompt(self._lifecycle.ready().text_model, messages, context)
         return self._request("messages", prompt, options, request_id, None)
 
     async def text_request(
         self, text: str, options: Options, request_id: str, *, default_max_tokens: int | None
     ) -> GenerationRequest:
         """A text to continue."""
-        self.model()
+        context = self.model().max_sequence_length
         check_text("prompt", text)
-        prompt = await text_prompt(self._lifecycle.ready().text_model, text)
+        prompt = await text_prompt(self._lifecycle.ready().text_model, text, context)
         return self._request("prompt", prompt, options, request_id, default_max_tokens)
 
     def token_request(

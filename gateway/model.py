@@ -9,11 +9,15 @@ from outrider.v1 import target_pb2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextModel:
-    """Text to prompts and back. `chat_template` is None for a model that cannot chat."""
+    """Text to prompts and back. `chat_template` is None for a model that cannot chat.
+
+    `longest_token_bytes` bounds from below how many tokens a text has, without tokenising it.
+    """
 
     name: str
     vocabulary: Vocabulary
     chat_template: ChatTemplate | None
+    longest_token_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 1.0
 FIRST_RETRY_SECONDS = 0.1
-LONGEST_RETRY_SECONDS = 1.0
+LONGEST_RETRY_SECONDS = 0.2
 
 
 class Peer:
@@ -48,6 +48,11 @@ class Peer:
     def last_status(self) -> status_pb2.ServiceStatus | None:
         """The last status that it sent, also once it is gone; None before the first."""
         return self._status
+
+    @property
+    def is_answering(self) -> bool:
+        """The last status is the current one."""
+        return self._lost is None
 
     @property
     def is_serving(self) -> bool:
@@ -100,8 +105,10 @@ class Peer:
         before = None if self._lost is not None else self.view
         self._status = status
         self._lost = None
-        if before != self.view:
-            logger.info("%s", self.view.words())
+        now = self.view
+        # A serving process enters activities all the time; only its state is news.
+        if before is None or before.state != now.state or (not now.is_serving and before != now):
+            logger.info("%s", now.words())
         self._on_change()
 
     def _missed(self, why: str) -> None:

@@ -4,7 +4,8 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
 import grpc
@@ -15,6 +16,7 @@ from gateway.completions import Completions
 from gateway.config import GatewayConfig
 from gateway.connector import Connector
 from gateway.generator import Gateway, Generator
+from gateway.model import TextModel
 from gateway.rest import Operations, rest_app
 from gateway.rest_server import RestServer, listen, rest_server
 from gateway.servicer import SERVICE_NAME, GenerationServicer, add_generation_servicer
@@ -34,8 +36,14 @@ Result = TypeVar("Result")
 class GatewayService:
     """`start` opens the REST port and watches the peers; `boot` does the rest."""
 
-    def __init__(self, config: GatewayConfig, lifecycle: Lifecycle[Gateway]) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        lifecycle: Lifecycle[Gateway],
+        load: Callable[[str], TextModel] = load_text_model,
+    ) -> None:
         self._config = config
+        self._load = load
         self._lifecycle = lifecycle
         self._statistics = Statistics()
         self.cluster = Cluster(config, lifecycle)
@@ -45,6 +53,9 @@ class GatewayService:
         self._tasks: set[asyncio.Task[None]] = set()
         self._supervising: set[asyncio.Task[None]] = set()
         self._running: _Running | None = None
+        self._is_stopped = False
+        # What the boot thread waits for on the loop.
+        self._waited_for: Future[Any] | None = None
 
     @property
     def rest_port(self) -> int:
@@ -82,12 +93,18 @@ class GatewayService:
             self._keep(peer.watch(), f"watch {peer.service}")
 
     def boot(self) -> None:
-        """The stages, in order, in a thread of their own."""
+        """The stages, in order, in a thread of their own. Ends early if the gateway is stopped."""
+        try:
+            self._boot()
+        except CancelledError:
+            logger.info("gateway: start-up was cut short")
+
+    def _boot(self) -> None:
         lifecycle = self._lifecycle
         lifecycle.enter("config")
         check_config(self._config)
         lifecycle.enter("tokenizer")
-        text_model = load_text_model(self._config.model)
+        text_model = self._load(self._config.model)
         connector = Connector(
             config=self._config,
             cluster=self.cluster,
@@ -131,7 +148,10 @@ class GatewayService:
     async def stop(self) -> None:
         """Ends answers that are still under way with an error, then REST and every task."""
         # First, so that nobody connects again.
+        self._is_stopped = True
         await _end(self._supervising)
+        if self._waited_for is not None:
+            self._waited_for.cancel()
         connection = self.cluster.connection
         if connection is not None:
             connection.attachment.close("the gateway stops")
@@ -154,7 +174,12 @@ class GatewayService:
         return self._running
 
     def _on_loop(self, work: Coroutine[Any, Any, Result]) -> Result:
-        return asyncio.run_coroutine_threadsafe(work, self._started().loop).result()
+        if self._is_stopped:
+            work.close()
+            raise CancelledError
+        future = asyncio.run_coroutine_threadsafe(work, self._started().loop)
+        self._waited_for = future
+        return future.result()
 
     def _keep(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=name)

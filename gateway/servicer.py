@@ -31,9 +31,13 @@ class GenerationServicer:
         context: grpc.aio.ServicerContext,  # type: ignore[type-arg]
     ) -> AsyncIterator[generation_pb2.GenerateResponse]:
         """One answer; a client that goes away cancels it."""
+        named = ""
         try:
             self._generator.model()
-            request = await self._request(parse_request(data), context)
+            message = parse_request(data)
+            if message.request_id:
+                named = f"request {message.request_id}: "
+            request = await self._request(message, context)
             async with self._generator.generate(request) as generation:
                 async for piece in generation.pieces():
                     yield generation_pb2.GenerateResponse(
@@ -46,7 +50,7 @@ class GenerationServicer:
                         ),
                     )
         except ServiceError as error:
-            await context.abort(error.code, str(error), _retry_after(error))
+            await context.abort(error.code, f"{named}{error}", _retry_after(error))
 
     async def _request(
         self,

@@ -4,12 +4,13 @@ Belongs to the event loop.
 """
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Callable
 
 from gateway.canary import LONG_TOKENS, SHORT_TOKENS, CanaryFailed, CanaryReport
-from gateway.connection import canary_of
+from gateway.connection import Attachment, canary_of
 from gateway.connector import Connector
 from gateway.model import ModelMismatch, ServedModel
 from outrider.serving.errors import NotServing
@@ -70,39 +71,49 @@ class StartUp:
         """Connects and runs the canary until it is conclusive. Raises CanaryFailed, NotServing."""
         deadline = time.monotonic() + 0.9 * self._config.startup_timeout
         attachment = await self._connector.attach(model)
-        draft_length = self._connector.canary_draft_length(model)
-        attempt = 0
-        retry_seconds = FIRST_RETRY_SECONDS
+        has_passed = False
         try:
-            while True:
-                attempt += 1
-                report = await canary_of(attachment, self._text_model).run(
-                    draft_length=draft_length,
-                    max_tokens=SHORT_TOKENS if attempt == 1 else LONG_TOKENS,
-                    timeout_seconds=max(deadline - time.monotonic(), 1.0),
-                )
-                note(report.words())
-                if report.accepted_tokens or not draft_length:
-                    break
-                self._raise_if_peer_is_gone("canary")
-                obstacle = self._draft_obstacle()
-                if attempt >= ACCEPTANCE_ATTEMPTS and not obstacle:
-                    self._acceptance_is_missing(report)
-                    break
-                words = f"no draft token accepted yet; {obstacle or report.words()}"
-                if time.monotonic() + retry_seconds > deadline:
-                    raise CanaryFailed(words)
-                note(words)
-                if attempt > 1:
-                    await asyncio.sleep(retry_seconds)
-                    retry_seconds = min(2 * retry_seconds, LONGEST_RETRY_SECONDS)
+            report = await self._conclusive_canary(attachment, deadline, note)
+            has_passed = True
         except CanaryFailed as error:
-            attachment.close("the canary failed")
             raise type(error)(await self._connector.explained(error)) from error
+        finally:
+            if not has_passed:
+                attachment.close("the canary did not pass")
         self._connector.connected(attachment, report)
-        if draft_length:
+        if report.draft_length:
             self._connector.draft_checked(report)
         return report
+
+    async def _conclusive_canary(
+        self, attachment: Attachment, deadline: float, note: Callable[[str], None]
+    ) -> CanaryReport:
+        """Runs until a draft token is accepted, or its absence can only be the drafter's own."""
+        draft_length = self._connector.canary_draft_length(attachment.model)
+        canary = canary_of(attachment, self._text_model)
+        retry_seconds = FIRST_RETRY_SECONDS
+        for attempt in itertools.count(1):
+            report = await canary.run(
+                draft_length=draft_length,
+                max_tokens=SHORT_TOKENS if attempt == 1 else LONG_TOKENS,
+                timeout_seconds=max(deadline - time.monotonic(), 1.0),
+            )
+            note(report.words())
+            if report.accepted_tokens or not draft_length:
+                return report
+            self._raise_if_peer_is_gone("canary")
+            obstacle = self._draft_obstacle()
+            if attempt >= ACCEPTANCE_ATTEMPTS and not obstacle:
+                self._acceptance_is_missing(report)
+                return report
+            words = f"no draft token accepted yet; {obstacle or report.words()}"
+            if time.monotonic() + retry_seconds > deadline:
+                raise CanaryFailed(words)
+            note(words)
+            if attempt > 1:
+                await asyncio.sleep(retry_seconds)
+                retry_seconds = min(2 * retry_seconds, LONGEST_RETRY_SECONDS)
+        raise AssertionError("the attempts are endless")
 
     def _draft_obstacle(self) -> str:
         """Why drafts may be missing that says nothing about their quality; empty if nothing."""

@@ -20,10 +20,12 @@ def readiness(cluster: Cluster) -> dict[str, Any]:
 
 def status_page(cluster: Cluster, lifecycle: Lifecycle[Any]) -> dict[str, Any]:
     """Everything that is known."""
-    details = {"gateway": service_object(lifecycle.status())}
+    details = {"gateway": {**service_object(lifecycle.status()), "is_answering": True}}
     for peer in cluster.peers:
+        # Of a service that is gone: what it said last.
         if peer.last_status is not None:
-            details[peer.service] = service_object(peer.last_status)
+            status = service_object(peer.last_status)
+            details[peer.service] = {**status, "is_answering": peer.is_answering}
     return {
         **readiness(cluster),
         "details": details,

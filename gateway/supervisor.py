@@ -6,7 +6,7 @@ Belongs to the event loop.
 import asyncio
 import logging
 
-from gateway.canary import LONG_TOKENS, SHORT_TOKENS, CanaryFailed, TokensDiffer
+from gateway.canary import LONG_TOKENS, SHORT_TOKENS, CanaryFailed, CanaryReport, TokensDiffer
 from gateway.cluster import Problem
 from gateway.connection import Attachment, Connection, canary_of
 from gateway.connector import Connector
@@ -71,11 +71,14 @@ class Supervisor:
                 retry_seconds = min(2 * retry_seconds, LONGEST_RETRY_SECONDS)
 
     async def _reconnect(self) -> None:
+        """Handshake and canary with the target that is there now. Raises what they raise."""
         cluster = self._cluster
         cluster.connection_problem = Problem(stage="handshake", reason="in progress")
         model = await self._connector.ask_model()
         attachment = await self._connector.attach(model)
+        cluster.policy_override = None
         cluster.connection_problem = Problem(stage="canary", reason="in progress")
+        has_passed = False
         try:
             report = await canary_of(attachment, self._text_model).run(
                 draft_length=0, max_tokens=SHORT_TOKENS, timeout_seconds=LIVE_CANARY_SECONDS
@@ -89,48 +92,71 @@ class Supervisor:
                 )
                 if link_is_up:
                     await self._check_draft(attachment)
+            has_passed = True
         except CanaryFailed as error:
-            attachment.close("the canary failed")
             raise type(error)(await self._connector.explained(error)) from error
-        except asyncio.CancelledError:
-            attachment.close("the gateway stops")
-            raise
+        finally:
+            if not has_passed:
+                attachment.close("the canary did not pass")
         self._connector.connected(attachment, report)
 
     async def _check_draft(self, attachment: Attachment) -> bool:
         """The canary with drafts on a live system; has it passed?"""
         cluster = self._cluster
-        draft_length = self._connector.canary_draft_length(attachment.model)
         boot_ids = self._connector.boot_ids()
         try:
-            report = await canary_of(attachment, self._text_model).run(
-                draft_length=draft_length,
-                max_tokens=LONG_TOKENS,
-                timeout_seconds=LIVE_CANARY_SECONDS,
-            )
+            report = await self._live_canary(attachment)
         except TokensDiffer as error:
             logger.error("gateway: canary: drafts change tokens; speculation is off: %s", error)
-            cluster.policy_override = no_speculation(
-                f"the canary found that drafts change tokens: {error}",
-                attachment.policy.max_decode_rows,
+            self._override_policy(
+                attachment, f"the canary found that drafts change tokens: {error}"
             )
-            attachment.stream.set_policy(cluster.policy_override.to_message())
             cluster.draft_check_problem = Problem(stage="canary", reason=str(error))
         except CanaryFailed as error:
             cluster.draft_check_problem = Problem(stage="canary", reason=str(error))
         else:
-            if cluster.policy_override is not None:
-                cluster.policy_override = None
-                attachment.stream.set_policy(attachment.policy.to_message())
-            if boot_ids == self._connector.boot_ids():
-                if report.accepted_tokens or self._config.canary_acceptance == "warn":
-                    self._connector.draft_checked(report)
-                    return True
-                cluster.draft_check_problem = Problem(
-                    stage="canary", reason=f"no draft token was accepted; {report.words()}"
-                )
+            self._end_override(attachment)
+            is_same_pair = boot_ids == self._connector.boot_ids()
+            is_enough = report.accepted_tokens or self._config.canary_acceptance == "warn"
+            if is_same_pair and is_enough:
+                logger.info("gateway: canary with drafts: %s", report.words())
+                self._connector.draft_checked(report)
+                return True
+            cluster.draft_check_problem = Problem(
+                stage="canary", reason=f"no draft token was accepted; {report.words()}"
+            )
         cluster.changes.notify()
         return False
+
+    async def _live_canary(self, attachment: Attachment) -> CanaryReport:
+        """A short one, and a long one where drafts came and none of their tokens was accepted."""
+        draft_length = self._connector.canary_draft_length(attachment.model)
+        canary = canary_of(attachment, self._text_model)
+        report = await canary.run(
+            draft_length=draft_length,
+            max_tokens=SHORT_TOKENS,
+            timeout_seconds=LIVE_CANARY_SECONDS,
+        )
+        # No draft at all under a bound: the system is loaded beyond it, and a longer canary would
+        # only add to that.
+        is_bypassed = report.drafts == 0 and attachment.policy.max_decode_rows is not None
+        if report.accepted_tokens or is_bypassed:
+            return report
+        return await canary.run(
+            draft_length=draft_length,
+            max_tokens=LONG_TOKENS,
+            timeout_seconds=LIVE_CANARY_SECONDS,
+        )
+
+    def _override_policy(self, attachment: Attachment, reason: str) -> None:
+        override = no_speculation(reason, attachment.policy.max_decode_rows)
+        self._cluster.policy_override = override
+        attachment.stream.set_policy(override.to_message())
+
+    def _end_override(self, attachment: Attachment) -> None:
+        if self._cluster.policy_override is not None:
+            self._cluster.policy_override = None
+            attachment.stream.set_policy(attachment.policy.to_message())
 
     def _disconnect(self, connection: Connection, reason: str) -> None:
         logger.warning("gateway: the target is lost: %s", reason)

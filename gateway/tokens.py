@@ -14,7 +14,9 @@ from outrider.serving.sampling_parameters import SamplingParameters
 LONG_TEXT_CHARACTERS = 8192
 
 
-async def chat_prompt(text_model: TextModel, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+async def chat_prompt(
+    text_model: TextModel, messages: Sequence[Mapping[str, Any]], context: int
+) -> list[int]:
     """The prompt of a conversation. Raises InvalidArgument and the template's own errors."""
     template = text_model.chat_template
     if template is None:
@@ -22,6 +24,7 @@ async def chat_prompt(text_model: TextModel, messages: Sequence[Mapping[str, Any
 
     def encode() -> list[int]:
         rendered = template.render(messages)
+        _check_length("messages", rendered.text, text_model, context)
         return text_model.vocabulary.encode(
             rendered.text, parse_special=True, add_bos=False, protected=rendered.protected
         )
@@ -30,8 +33,9 @@ async def chat_prompt(text_model: TextModel, messages: Sequence[Mapping[str, Any
     return await _run(encode, length)
 
 
-async def text_prompt(text_model: TextModel, text: str) -> list[int]:
+async def text_prompt(text_model: TextModel, text: str, context: int) -> list[int]:
     """The prompt of a plain text: special tokens that it spells are only text."""
+    _check_length("prompt", text, text_model, context)
 
     def encode() -> list[int]:
         return text_model.vocabulary.encode(text, parse_special=False, add_bos=True)
@@ -113,6 +117,18 @@ def generation_request(
         deadline_seconds=options.deadline_seconds,
         priority=priority,
     )
+
+
+def _check_length(field: str, text: str, text_model: TextModel, context: int) -> None:
+    """Refuses a text that cannot fit, before any time is spent on tokenising it."""
+    most = context * text_model.longest_token_bytes
+    # A character has at least a byte; a special token is a token like any other.
+    if len(text) > most:
+        raise InvalidArgument(
+            field,
+            f"{len(text)} characters",
+            f"at most {most}, which is more than a context of {context} tokens holds",
+        )
 
 
 async def _run(encode: Callable[[], list[int]], length: int) -> list[int]:

@@ -6,7 +6,7 @@ It knows neither links nor messages. Everything here runs on one thread.
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from outrider.engine.sampling import Sampling
 
@@ -49,6 +49,15 @@ class DrafterOffer:
 State = TypeVar("State")
 
 
+class Wish(NamedTuple, Generic[State]):
+    """One draft that is asked for."""
+
+    state: State
+    draft_length: int  # >= 1
+    # time.monotonic() behind which a longer draft is of less use than a shorter one now.
+    finish_by: float
+
+
 class Drafter(Protocol[State]):
     """The cheap proposer.
 
@@ -79,11 +88,11 @@ class Drafter(Protocol[State]):
     def max_backlog(self) -> int:
         """A sequence with a longer backlog has to be prepared before drafts are asked of it."""
 
-    def prepare(self, states: Sequence[State]) -> None:
-        """One bounded piece of work on backlogs, so that other sequences' drafts need not wait."""
+    def prepare(self, states: Sequence[State], budget_seconds: float) -> None:
+        """One piece of work on backlogs, of about so many seconds: drafts may wait behind it."""
 
-    def propose(self, states: Sequence[State], draft_lengths: Sequence[int]) -> list[list[int]]:
-        """A draft for each state, at most so long (>= 1 is asked); empty where it knows nothing.
+    def propose(self, wishes: Sequence[Wish[State]]) -> list[list[int]]:
+        """A draft for each wish, at most as long as wished; empty where it knows nothing.
 
         States are distinct, reserved for their length plus the draft's, their backlogs at most
         max_backlog.

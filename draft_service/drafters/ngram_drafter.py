@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Sequence
 
-from draft_service.drafters.drafter import DrafterOffer, FeatureRows
+from draft_service.drafters.drafter import DrafterOffer, FeatureRows, Wish
 from draft_service.drafters.ngram import SuffixIndex
 from outrider.engine.sampling import Sampling
 
@@ -61,16 +61,14 @@ class NgramDrafter:
         """Tokens not indexed yet."""
         return len(state.token_ids) - len(state.index)
 
-    def prepare(self, states: Sequence[NgramSequence]) -> None:
-        """Indexes a piece of the first sequence."""
+    def prepare(self, states: Sequence[NgramSequence], budget_seconds: float) -> None:
+        """Indexes a piece of the first sequence, within any budget."""
         states[0].catch_up(TOKENS_PER_PIECE)
 
-    def propose(
-        self, states: Sequence[NgramSequence], draft_lengths: Sequence[int]
-    ) -> list[list[int]]:
-        """Continues each from its longest match."""
+    def propose(self, wishes: Sequence[Wish[NgramSequence]]) -> list[list[int]]:
+        """Continues each from its longest match, well within any time."""
         proposals = []
-        for state, draft_length in zip(states, draft_lengths, strict=True):
+        for state, draft_length, _ in wishes:
             state.catch_up(self.max_backlog)
             draft, _ = state.index.propose(draft_length)
             proposals.append(draft)

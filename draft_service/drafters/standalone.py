@@ -4,13 +4,14 @@ It draws its tokens with the target's own noise at the same absolute positions (
 Suresh, arXiv 2408.07978), so a drafter with the target's weights proposes the target's tokens.
 """
 
+import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from draft_service.drafters.drafter import DrafterOffer, FeatureRows
+from draft_service.drafters.drafter import DrafterOffer, FeatureRows, Wish
 from outrider.engine.errors import CacheFull
 from outrider.engine.kv_cache import BlockPool
 from outrider.engine.runner import Runner, SequenceRows
@@ -19,8 +20,10 @@ from outrider.engine.sampling import Sampling, sample
 NAME = "standalone"
 MAX_DRAFT_LENGTH = 32
 
-# Rows of one piece of prefill: what another sequence's Step may have to wait for.
-PREFILL_ROWS = 64
+# Fewest rows of one piece of prefill, whatever they cost.
+MIN_PREFILL_ROWS = 8
+# What an answer needs on its way.
+ANSWER_SECONDS = 0.001
 # Committed tokens that are run together with a proposal's first forward.
 MAX_BACKLOG = 16
 
@@ -75,10 +78,15 @@ class StandaloneDrafter:
         block_pool: BlockPool,
         eos_token_ids: frozenset[int],
         fingerprint: str,
+        step_seconds: Sequence[tuple[int, float]],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`step_seconds`: (rows, seconds of a forward), ascending, as measured at boot."""
         self._runner = runner
         self._pool = block_pool
         self._eos_token_ids = eos_token_ids
+        self._step_seconds = step_seconds
+        self._clock = clock
         self.offer = DrafterOffer(
             name=NAME,
             fingerprint=fingerprint,
@@ -110,9 +118,9 @@ class StandaloneDrafter:
         state.settle()
         return len(state.token_ids) - state.cached_length
 
-    def prepare(self, states: Sequence[StandaloneSequence]) -> None:
-        """One forward of at most PREFILL_ROWS rows, of the first sequences first."""
-        room = min(PREFILL_ROWS, self._runner.max_step_rows)
+    def prepare(self, states: Sequence[StandaloneSequence], budget_seconds: float) -> None:
+        """One forward of as many rows as the budget allows, of the first sequences first."""
+        room = self.rows_within(budget_seconds)
         batch = []
         for state in states:
             count = min(self.backlog(state), room)
@@ -125,44 +133,61 @@ class StandaloneDrafter:
             state.cached_length += len(rows.token_ids)
             state.draft_tail = []
 
-    def propose(
-        self, states: Sequence[StandaloneSequence], draft_lengths: Sequence[int]
-    ) -> list[list[int]]:
-        """Draws up to that many tokens for each; stops a draft behind an end token."""
-        drafts: list[list[int]] = [[] for _ in states]
+    def rows_within(self, seconds: float) -> int:
+        """Rows of a forward of about so many seconds, by what boot measured."""
+        rows = max(
+            (rows for rows, cost in self._step_seconds if cost <= seconds), default=MIN_PREFILL_ROWS
+        )
+        most_rows, most_seconds = self._step_seconds[-1]
+        if rows == most_rows:
+            # Beyond what was measured the cost grows with the rows.
+            rows = int(most_rows * seconds / most_seconds)
+        return min(max(rows, MIN_PREFILL_ROWS), self._runner.max_step_rows)
+
+    def propose(self, wishes: Sequence[Wish[StandaloneSequence]]) -> list[list[int]]:
+        """Draws up to that many tokens for each.
+
+        A draft ends behind an end token, and where one more position would come too late: a
+        short draft in time is worth more than a long one behind it. One token is always drawn.
+        """
+        drafts: list[list[int]] = [[] for _ in wishes]
         batch = []
-        for index, state in enumerate(states):
+        for index, (state, _, _) in enumerate(wishes):
             state.settle()
             state.draft_tail = []
             # The last token is run again if it is in the cache: its logits are not.
             state.cached_length = min(state.cached_length, len(state.token_ids) - 1)
             count = len(state.token_ids) - state.cached_length
             batch.append((index, state.rows(count, num_logits=1)))
+        started = self._clock()
         while batch:
-            following = []
+            drawn = []
             for (index, rows), logits in zip(batch, self._forward(batch), strict=True):
-                state, draft = states[index], drafts[index]
+                state, draft = wishes[index].state, drafts[index]
                 if draft:
                     state.draft_tail.append(draft[-1])
                 else:
                     state.cached_length = len(state.token_ids)
                 position = rows.start + len(rows.token_ids)
-                token_id = sample(logits, state.sampling, position)
-                draft.append(token_id)
-                if len(draft) < draft_lengths[index] and token_id not in self._eos_token_ids:
-                    following.append(
-                        (
-                            index,
-                            SequenceRows(
-                                token_ids=[token_id],
-                                start=position,
-                                block_table=state.block_table,
-                                num_logits=1,
-                            ),
-                        )
-                    )
-            batch = following
+                draft.append(sample(logits, state.sampling, position))
+                drawn.append((index, position))
+            now = self._clock()
+            # The next position takes about as long as this one did.
+            next_ends = now + (now - started) + ANSWER_SECONDS
+            started = now
+            batch = [
+                (index, _row_of(drafts[index][-1], position, wishes[index].state))
+                for index, position in drawn
+                if self._goes_on(drafts[index], wishes[index], next_ends)
+            ]
         return drafts
+
+    def _goes_on(self, draft: list[int], wish: Wish[StandaloneSequence], next_ends: float) -> bool:
+        return (
+            len(draft) < wish.draft_length
+            and draft[-1] not in self._eos_token_ids
+            and next_ends <= wish.finish_by
+        )
 
     def close(self, state: StandaloneSequence) -> None:
         """Gives the blocks back."""
@@ -182,3 +207,9 @@ class StandaloneDrafter:
             step.append(rows)
             num_rows += len(rows.token_ids)
         yield from self._runner.forward(step)
+
+
+def _row_of(token_id: int, position: int, state: StandaloneSequence) -> SequenceRows:
+    return SequenceRows(
+        token_ids=[token_id], start=position, block_table=state.block_table, num_logits=1
+    )

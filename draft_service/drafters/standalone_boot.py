@@ -66,6 +66,7 @@ def drafter_over(engine: Engine) -> StandaloneDrafter:
         block_pool=engine.block_pool,
         eos_token_ids=frozenset(engine.model_config.eos_token_ids),
         fingerprint=engine.fingerprint,
+        step_seconds=engine.limits.step_seconds,
     )
 
 

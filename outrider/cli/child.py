@@ -36,7 +36,7 @@ class ChildPlan:
     arguments: tuple[str, ...]  # after the interpreter: -P -m target_service ...
     environment: Mapping[str, str]
     address: str  # host:port of its gRPC
-    startup_timeout_seconds: float
+    launch_timeout_seconds: float  # until its port is open
     drain_timeout_seconds: float
 
 
@@ -45,6 +45,7 @@ class StatusChanged:
     """A service said something new about itself."""
 
     child: "Child"
+    status: status_pb2.ServiceStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,7 @@ class Child:
         if self.is_running:
             return (
                 f"stage launch: its port {self.plan.address} did not open within "
-                f"{self.plan.startup_timeout_seconds:g} s"
+                f"{self.plan.launch_timeout_seconds:g} s"
             )
         assert self._process is not None and self._process.returncode is not None
         gone = exit_words(self._process.returncode)
@@ -213,7 +214,7 @@ class Child:
 
     async def _port_opens(self) -> bool:
         host, _, port = self.plan.address.rpartition(":")
-        deadline = time.monotonic() + self.plan.startup_timeout_seconds
+        deadline = time.monotonic() + self.plan.launch_timeout_seconds
         while time.monotonic() < deadline:
             try:
                 _, writer = await asyncio.open_connection(host, int(port))
@@ -231,4 +232,4 @@ class Child:
         if status.state == status_pb2.SERVICE_STATE_SERVING and self.serving_since is None:
             self.serving_since = time.monotonic()
         self.status = status
-        self._on_event(StatusChanged(self))
+        self._on_event(StatusChanged(self, status))

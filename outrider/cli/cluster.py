@@ -20,6 +20,9 @@ from outrider.serving.errors import ConfigurationError
 
 LOOPBACK = "127.0.0.1"
 NO_DRAFT = "none"
+# A stage's time is the service's to bound; before its port is open nothing but imports takes time,
+# and on a busy machine these take long.
+SHORTEST_LAUNCH_TIMEOUT_SECONDS = 60.0
 # Decided here, for every service its own: set from outside they would be ignored.
 DECIDED_VARIABLES = {"OUTRIDER_TARGET_ADDRESS", "OUTRIDER_DRAFT_ADDRESS"}
 
@@ -156,7 +159,7 @@ def _plan(
         arguments=("-P", "-m", kind.module, *arguments),
         environment=child_environment,
         address=f"{_reachable(config.host)}:{_port(address)}",
-        startup_timeout_seconds=config.startup_timeout,
+        launch_timeout_seconds=max(config.startup_timeout, SHORTEST_LAUNCH_TIMEOUT_SECONDS),
         drain_timeout_seconds=config.drain_timeout,
     )
     return plan, config

@@ -14,11 +14,12 @@ import httpx
 
 from outrider.cli.child import Child, ChildEvent, ChildPlan, Exited, Silent, StatusChanged
 from outrider.cli.progress import Display
-from outrider.serving.stages import state_name
 from outrider.v1 import status_pb2
 
-READINESS_PERIOD_SECONDS = 0.1
-READINESS_TIMEOUT_SECONDS = 2.0
+POLL_PERIOD_SECONDS = 0.1
+POLL_TIMEOUT_SECONDS = 2.0
+# How long the other services wait for a gateway that is started before them.
+GATEWAY_HEAD_START_SECONDS = 10.0
 # Failures pull others along; the cause is looked for among all that come within this time.
 SETTLING_SECONDS = 0.4
 FIRST_RESTART_DELAY_SECONDS = 0.5
@@ -75,6 +76,8 @@ class Supervisor:
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self._stop_requests = 0
+        # Service, number of its start, state.
+        self._told: set[tuple[str, int, int]] = set()
 
     async def run(self, work: Callable[[str], Coroutine[object, object, int]]) -> int:
         """Starts all, calls `work(url)` once ready, stops all; returns the exit code.
@@ -86,8 +89,7 @@ class Supervisor:
         for number in signals:
             loop.add_signal_handler(number, self._request_stop)
         try:
-            for child in self._children:
-                await child.start()
+            await self._start_children()
             polling = self._spawn(self._poll_readiness())
             exit_code = await self._start_up()
             polling.cancel()
@@ -108,6 +110,22 @@ class Supervisor:
                 loop.remove_signal_handler(number)
         return EXIT_CODE_OF_KILL if self._stop_requests > 1 else exit_code
 
+    async def _start_children(self) -> None:
+        """All at once; but where failures are held to be looked at, the gateway first, so that it
+        sees even a service that dies at once and its /readyz can say where.
+        """
+        *others, gateway = self._children
+        if self._holds_failures:
+            await gateway.start()
+            deadline = time.monotonic() + GATEWAY_HEAD_START_SECONDS
+            while not await self._answers("livez") and time.monotonic() < deadline:
+                await asyncio.sleep(POLL_PERIOD_SECONDS)
+            for child in others:
+                await child.start()
+        else:
+            for child in self._children:
+                await child.start()
+
     async def _start_up(self) -> int | None:
         """None once ready, else the exit code."""
         told: set[str] = set()
@@ -118,7 +136,7 @@ class Supervisor:
             if isinstance(event, Ready):
                 return None
             if isinstance(event, StatusChanged):
-                self._show(event.child)
+                self._show(event)
             if isinstance(event, Silent) or (
                 isinstance(event, StatusChanged | Exited) and event.child.has_failed
             ):
@@ -146,7 +164,7 @@ class Supervisor:
             except TimeoutError:
                 return
             if isinstance(event, StatusChanged):
-                self._show(event.child)
+                self._show(event)
 
     def _cause(self, first: Child) -> str:
         failed = [child for child in self._children if child is first or child.has_failed]
@@ -155,7 +173,6 @@ class Supervisor:
 
     async def _keep_running(self) -> int:
         """Until asked to stop or the work is done; returns the exit code."""
-        announced = {child.service: child.starts for child in self._children}
         while True:
             event = await self._events.get()
             if isinstance(event, StopRequested):
@@ -169,8 +186,8 @@ class Supervisor:
                 self._display.event(f"{event.child.service}: {event.child.failure()}, killing it")
                 event.child.kill()
             elif isinstance(event, StatusChanged):
-                self._show(event.child)
-                self._tell_restarted(event.child, announced)
+                self._show(event)
+                self._tell_news(event)
 
     def _restart_later(self, child: Child) -> None:
         if child.serving_since and time.monotonic() - child.serving_since > STABLE_SECONDS:
@@ -184,19 +201,19 @@ class Supervisor:
         await asyncio.sleep(delay)
         await child.start()
 
-    def _tell_restarted(self, child: Child, announced: dict[str, int]) -> None:
-        assert child.status is not None
-        if child.status.state == status_pb2.SERVICE_STATE_FAILED and self._holds_failures:
-            if announced[child.service] != -child.starts:
-                announced[child.service] = -child.starts
-                self._display.event(
-                    f"{child.service} failed in {child.failure()} "
-                    f"(held: look at {self._url}/readyz)"
-                )
-        elif child.status.state == status_pb2.SERVICE_STATE_SERVING:
-            if child.starts > abs(announced[child.service]):
-                announced[child.service] = child.starts
-                self._display.event(f"{child.service} is {state_name(child.status.state)} again")
+    def _tell_news(self, event: StatusChanged) -> None:
+        """What of a status after readiness is worth a line: each once per process."""
+        child = event.child
+        if event.status.HasField("failure") and self._holds_failures:
+            news = f"failed in {child.failure()} (held: look at {self._url}/readyz)"
+        elif event.status.state == status_pb2.SERVICE_STATE_SERVING and child.starts > 1:
+            news = "is SERVING again"
+        else:
+            return
+        key = (child.service, child.starts, event.status.state)
+        if key not in self._told:
+            self._told.add(key)
+            self._display.event(f"{child.service} {news}")
 
     async def _stop(self) -> None:
         """The gateway first, then the target, then the draft: each while those it asks still
@@ -220,22 +237,21 @@ class Supervisor:
                 child.kill()
 
     async def _poll_readiness(self) -> None:
-        async with httpx.AsyncClient(trust_env=False, timeout=READINESS_TIMEOUT_SECONDS) as client:
-            while True:
-                try:
-                    response = await client.get(f"{self._url}/readyz")
-                except httpx.HTTPError:
-                    is_ready = False
-                else:
-                    is_ready = response.status_code == httpx.codes.OK
-                if is_ready:
-                    self._events.put_nowait(Ready())
-                    return
-                await asyncio.sleep(READINESS_PERIOD_SECONDS)
+        while not await self._answers("readyz"):
+            await asyncio.sleep(POLL_PERIOD_SECONDS)
+        self._events.put_nowait(Ready())
 
-    def _show(self, child: Child) -> None:
-        assert child.status is not None
-        self._display.status(child.service, child.status)
+    async def _answers(self, path: str) -> bool:
+        """The gateway answers 200."""
+        async with httpx.AsyncClient(trust_env=False, timeout=POLL_TIMEOUT_SECONDS) as client:
+            try:
+                response = await client.get(f"{self._url}/{path}")
+            except httpx.HTTPError:
+                return False
+        return response.status_code == httpx.codes.OK
+
+    def _show(self, event: StatusChanged) -> None:
+        self._display.status(event.child.service, event.status)
 
     def _spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

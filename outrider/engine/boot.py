@@ -8,13 +8,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from outrider.engine.attention.cpu import CpuAttention
+from outrider.engine.attention.cpu_probe import build_cpu_attention
 from outrider.engine.config import EngineConfig, resolve_dtype, validate
 from outrider.engine.errors import CheckpointError, ConfigError
 from outrider.engine.first_decode import FirstDecode, decode_once, measure_steps
 from outrider.engine.gguf_source import open_gguf, read_gguf_config
 from outrider.engine.hf_config import read_hf_config
-from outrider.engine.invariance import check_invariance
+from outrider.engine.invariance import check_steps, find_row_multiple
 from outrider.engine.kv_cache import BlockPool, KvCache, allocate_kv_cache
 from outrider.engine.model import Decoder
 from outrider.engine.model_config import ModelConfig
@@ -102,8 +102,17 @@ def boot(config: EngineConfig, report: BootReport) -> Engine:
     )
 
     report.enter(Stage.ATTENTION)
-    runner = assemble(config, model_config, weights, kv_cache, max_sequence_length)
-    report.note(check_invariance(runner))
+    decoder = build_decoder(model_config, weights, max_sequence_length)
+    runner = Runner(
+        decoder=decoder,
+        attention=build_cpu_attention(model_config, kv_cache),
+        num_blocks=kv_cache.num_blocks,
+        block_size=kv_cache.block_size,
+        row_multiple=find_row_multiple(decoder, config.max_step_rows),
+        max_sequence_length=max_sequence_length,
+        max_step_rows=config.max_step_rows,
+    )
+    report.note(check_steps(runner))
 
     report.skip(Stage.GRAPHS, "a CPU has no graphs to capture")
 
@@ -157,26 +166,11 @@ def resolve_sequence_length(
     return asked
 
 
-def assemble(
-    config: EngineConfig,
-    model_config: ModelConfig,
-    weights: DecoderWeights,
-    kv_cache: KvCache,
-    max_sequence_length: int,
-) -> Runner:
-    """Put a loaded model and its cache behind the runner's one call."""
+def build_decoder(
+    config: ModelConfig, weights: DecoderWeights, max_sequence_length: int
+) -> Decoder:
+    """A loaded model with the rotations of every position that it will serve."""
     rotations = rotation_table(
-        model_config.head_dim,
-        model_config.rope_theta,
-        model_config.rope_scaling,
-        max_sequence_length,
+        config.head_dim, config.rope_theta, config.rope_scaling, max_sequence_length
     )
-    return Runner(
-        decoder=Decoder(config=model_config, weights=weights, rotations=rotations),
-        attention=CpuAttention(config=model_config, cache=kv_cache),
-        num_blocks=kv_cache.num_blocks,
-        block_size=kv_cache.block_size,
-        row_multiple=2,
-        max_sequence_length=max_sequence_length,
-        max_step_rows=config.max_step_rows,
-    )
+    return Decoder(config=config, weights=weights, rotations=rotations)

@@ -1,4 +1,4 @@
-"""What the engine raises when input, configuration or hardware is at fault. It knows no transport."""
+"""What the engine raises when input, configuration or hardware is at fault."""
 
 
 class EngineError(Exception):

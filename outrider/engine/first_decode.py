@@ -92,9 +92,7 @@ def _blocks(runner: Runner, block_pool: BlockPool, num_tokens: int) -> Iterator[
 def _forward(
     runner: Runner, table: Sequence[int], token_ids: Sequence[int], start: int, num_logits: int
 ) -> np.ndarray:
-    rows = SequenceRows(
-        token_ids=token_ids, start=start, block_table=table, num_logits=num_logits
-    )
+    rows = SequenceRows(token_ids=token_ids, start=start, block_table=table, num_logits=num_logits)
     return runner.forward([rows])
 
 

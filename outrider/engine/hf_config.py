@@ -197,6 +197,6 @@ def _eos_token_ids(directory: Path, settings: Settings) -> tuple[int, ...]:
         values = value if isinstance(value, list) else [] if value is None else [value]
         for token_id in values:
             if not isinstance(token_id, int) or isinstance(token_id, bool):
-                raise ConfigError(f"eos_token_id is {value!r}: must be an integer or a list of them")
+                raise ConfigError(f"eos_token_id is {value!r}: must be an integer or a list")
             found.add(token_id)
     return tuple(sorted(found))

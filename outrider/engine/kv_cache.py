@@ -73,7 +73,7 @@ class KvCache:
 def allocate_kv_cache(
     config: ModelConfig, *, kv_cache_bytes: int, block_size: int, dtype: torch.dtype
 ) -> KvCache:
-    """A zeroed cache of at most `kv_cache_bytes`; raises ConfigError if that is below two blocks."""
+    """A zeroed cache of at most `kv_cache_bytes`; ConfigError if that is below two blocks."""
     block_numel = block_size * 2 * config.kv_size
     block_bytes = config.num_layers * block_numel * dtype.itemsize
     num_blocks = kv_cache_bytes // block_bytes

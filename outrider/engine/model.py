@@ -27,7 +27,7 @@ class Decoder:
         hidden = self.weights.embedding(token_ids)
         for index, layer in enumerate(self.weights.layers):
             qkv = layer.qkv(layer.input_norm(hidden))
-            self._rotate(layer, qkv, rotations)
+            self.rotate(layer, qkv, rotations)
             hidden += layer.output(plan.attend(index, qkv))
             hidden += layer.down(gated(layer.gate_up(layer.mlp_norm(hidden))))
         return hidden
@@ -36,7 +36,7 @@ class Decoder:
         """[rows, hidden_size] -> [rows, vocab_size]"""
         return self.weights.head(self.weights.final_norm(hidden))
 
-    def _rotate(self, layer: Layer, qkv: torch.Tensor, rotations: torch.Tensor) -> None:
+    def rotate(self, layer: Layer, qkv: torch.Tensor, rotations: torch.Tensor) -> None:
         """Norm (where the model has one) and rotate queries and keys in place."""
         config = self.config
         num_rotated = config.num_heads + config.num_kv_heads

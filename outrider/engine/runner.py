@@ -30,7 +30,7 @@ class Runner:
     max_step_rows: int
 
     def forward(self, batch: Sequence[SequenceRows]) -> np.ndarray:
-        """Run the rows of a step and return float32 logits [sum of num_logits, vocab_size], in order.
+        """Run a step's rows; returns float32 logits [sum of num_logits, vocab_size], in order.
 
         Keys and values of all rows are in the cache afterwards. A sequence's rows give the same
         bits whatever else is in the batch. Raises StepError for rows beyond the engine's limits.

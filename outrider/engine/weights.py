@@ -143,12 +143,15 @@ class _Loader:
         prefix = f"model.layers.{index}."
         attention = prefix + "self_attn."
         config = self._config
-        output_bias = self.tensor(attention + "o_proj.bias") if config.attention_output_bias else None
+        output = pack(self.tensor(attention + "o_proj.weight"))
+        output_bias = (
+            self.tensor(attention + "o_proj.bias") if config.attention_output_bias else None
+        )
         return Layer(
             input_norm=self.norm(prefix + "input_layernorm.weight"),
             qkv=self._qkv(attention),
             qk_norm=self._qk_norm(attention) if config.qk_norm else None,
-            output=RowLinear(weight=pack(self.tensor(attention + "o_proj.weight")), bias=output_bias),
+            output=RowLinear(weight=output, bias=output_bias),
             mlp_norm=self.norm(prefix + "post_attention_layernorm.weight"),
             gate_up=ColumnLinear(weight=pack(self._gate_up(prefix + "mlp.")), bias=None),
             down=RowLinear(weight=pack(self.tensor(prefix + "mlp.down_proj.weight")), bias=None),
@@ -167,8 +170,8 @@ class _Loader:
 
     def _fill_qkv(self, fused: torch.Tensor, prefix: str, kind: str) -> None:
         config = self._config
-        sizes = (config.query_size, config.kv_size, config.kv_size)
-        q, k, v = fused.split(sizes)
+        sizes = [config.query_size, config.kv_size, config.kv_size]
+        q, k, v = torch.split(fused, sizes)
         q.copy_(self._paired(self.tensor(f"{prefix}q_proj.{kind}")))
         k.copy_(self._paired(self.tensor(f"{prefix}k_proj.{kind}")))
         v.copy_(self.tensor(f"{prefix}v_proj.{kind}"))

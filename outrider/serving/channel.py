@@ -13,9 +13,11 @@ _CHANNEL_OPTIONS = (
     # Every link has its own connection: a shared one would make one link wait behind another's
     # bytes.
     ("grpc.use_local_subchannel_pool", 1),
+    # The peers are few and known: a service that comes back is found at once.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 2000),
+    ("grpc.max_reconnect_backoff_ms", 150),
+    # Not a pause: how long one attempt to connect may take.
+    ("grpc.min_reconnect_backoff_ms", 5000),
 )
 
 SERVER_OPTIONS = (

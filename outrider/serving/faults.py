@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 EXIT_CODE_OF_INJECTED_EXIT = 70
 # A process that is gone cannot say where it died. The pause lets its last status reach the
 # watchers, so that a test can ask whether they keep it; a real crash may lose it.
-PAUSE_BEFORE_EXIT_SECONDS = 0.25
+PAUSE_BEFORE_EXIT_SECONDS = 0.5
 ACTIONS = ("raise", "hang", "exit", "delay")
 
 

@@ -86,17 +86,25 @@ def test_a_stop_drains_the_gateway_then_the_target_then_the_draft(whole_run: Who
     ("fault", "words"),
     [
         ("target:weights:raise", "target failed in stage weights: InjectedFault"),
-        ("draft:first_decode:raise", "draft failed in stage first_decode: InjectedFault"),
+        pytest.param(
+            "draft:first_decode:raise",
+            "draft failed in stage first_decode: InjectedFault",
+            marks=pytest.mark.full,
+        ),
         ("gateway:canary:raise", "gateway failed in stage canary: InjectedFault"),
         ("target:kv_cache:exit", "target failed in stage kv_cache: exit code 70"),
-        ("gateway:handshake:exit", "gateway failed in stage handshake: exit code 70"),
+        pytest.param(
+            "gateway:handshake:exit",
+            "gateway failed in stage handshake: exit code 70",
+            marks=pytest.mark.full,
+        ),
         ("draft:config:hang", "draft failed in stage config: not finished after"),
     ],
 )
 def test_a_failed_start_up_ends_with_service_stage_and_reason(
     start_up: StartUp, fault: str, words: str
 ) -> None:
-    up = start_up(OUTRIDER_INJECT_FAULT=fault, OUTRIDER_STARTUP_TIMEOUT="1.5")
+    up = start_up(OUTRIDER_INJECT_FAULT=fault, OUTRIDER_STARTUP_TIMEOUT="2")
     assert up.exit_code() == 1
     assert up.output == []
     assert words in up.errors[-1]
@@ -161,6 +169,7 @@ def test_a_service_that_fails_later_is_restarted_and_its_reason_told(start_up: S
     up.wait_for("^target is SERVING again")
 
 
+@pytest.mark.full
 def test_a_held_failure_after_readiness_is_told_and_not_restarted(start_up: StartUp) -> None:
     up = start_up(OUTRIDER_INJECT_FAULT="target:step:raise@4", FAKE_HOLD="1")
     url = up.wait_for("^ready ").removeprefix("ready ")

@@ -5,19 +5,21 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
+from typing import TypeVar
 
 import grpc
 
-from draft_service.boot import BootedDrafter, boot_drafter, boot_ngram
+from draft_service.boot import BootedDrafter, boot_drafter
 from draft_service.config import DraftConfig
-from draft_service.drafters.ngram_drafter import NgramDrafter
-from draft_service.first_draft import first_draft
 from draft_service.service import BootDrafter, DraftService, create_lifecycle
 from outrider.serving.channel import SERVER_OPTIONS
 from outrider.serving.lifecycle import Lifecycle
 from outrider.v1 import status_pb2
 
 PATIENCE_SECONDS = 20.0
+
+Result = TypeVar("Result")
 
 
 @dataclass
@@ -78,21 +80,12 @@ async def until(is_so: Callable[[], bool]) -> None:
         await asyncio.sleep(0.002)
 
 
-def run(scenario: Coroutine[object, object, None]) -> None:
+@cache
+def runner() -> asyncio.Runner:
+    """One event loop for all tests: gRPC's poller trips over events of a loop that is closed."""
+    return asyncio.Runner()
+
+
+def run(scenario: Coroutine[object, object, Result]) -> Result:
     """Runs a test's coroutine."""
-    asyncio.run(asyncio.wait_for(scenario, 60))
-
-
-def booting(drafter: NgramDrafter) -> BootDrafter:
-    """Boots a drafter that a test has made."""
-
-    def boot(config: DraftConfig, report: Lifecycle) -> BootedDrafter:
-        booted = boot_ngram(report)
-        return BootedDrafter(
-            drafter=drafter,
-            identity=booted.identity,
-            first_draft=first_draft(drafter, vocab_size=1000),
-            device="cpu",
-        )
-
-    return boot
+    return runner().run(asyncio.wait_for(scenario, 60))

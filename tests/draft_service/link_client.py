@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import grpc
@@ -75,6 +75,11 @@ class Client:
 
     async def write(self, **kind: object) -> None:
         await self.call.write(draft_pb2.LinkRequest(**kind))
+
+    async def write_last(self, **kind: object) -> None:
+        """A message that makes the service end the stream, perhaps before the write returns."""
+        with suppress(grpc.aio.AioRpcError):
+            await self.write(**kind)
 
     async def read(self) -> draft_pb2.LinkResponse:
         response = await asyncio.wait_for(self.call.read(), PATIENCE_SECONDS)

@@ -37,7 +37,7 @@ aligned_bytes = st.sampled_from([3, 12, 24]).flatmap(
 columns = st.dictionaries(st.sampled_from(STEP_COLUMNS), st.one_of(any_bytes, aligned_bytes))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(changes=columns)
 def test_a_step_with_random_columns_disturbs_no_other_row(changes: dict[str, bytes]) -> None:
     async def scenario() -> None:
@@ -57,7 +57,7 @@ def test_a_step_with_random_columns_disturbs_no_other_row(changes: dict[str, byt
     run(scenario())
 
 
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     slot=st.integers(0, 4),
     token_ids=any_bytes,

@@ -117,11 +117,7 @@ def run_rows(
     runner: Runner, blocks: Sequence[int], token_ids: Sequence[int], start: int, num_logits: int
 ) -> np.ndarray:
     return runner.forward(
-        [
-            SequenceRows(
-                token_ids=token_ids, start=start, block_table=blocks, num_logits=num_logits
-            )
-        ]
+        [SequenceRows(token_ids=token_ids, start=start, block_table=blocks, num_logits=num_logits)]
     )
 
 

@@ -16,8 +16,15 @@ from engine_support import (
 
 CASES = {
     "llama_untied": ("llama", {}),
-    "smollm_tied": ("llama", {"tie_word_embeddings": True, "num_attention_heads": 9,
-                              "num_key_value_heads": 3, "hidden_size": 144}),
+    "smollm_tied": (
+        "llama",
+        {
+            "tie_word_embeddings": True,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+            "hidden_size": 144,
+        },
+    ),
     "llama_without_grouping": ("llama", {"num_key_value_heads": 4}),
     "llama_attention_bias": ("llama", {"attention_bias": True}),
     "llama3_scaling": ("llama", {"rope_parameters": LLAMA3_SCALING}),

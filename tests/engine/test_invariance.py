@@ -1,7 +1,5 @@
 """A sequence's rows give the same bits alone and among others, in any mix and any chunking."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from engine_support import boot_engine, make_model, random_tokens, run_rows, save
@@ -10,17 +8,34 @@ from outrider.engine.boot import Engine
 from outrider.engine.runner import SequenceRows
 
 MODELS = {
-    "group_of_three": ("llama", {"num_attention_heads": 9, "num_key_value_heads": 3,
-                                 "hidden_size": 144, "intermediate_size": 200}),
+    "group_of_three": (
+        "llama",
+        {
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+            "hidden_size": 144,
+            "intermediate_size": 200,
+        },
+    ),
     "group_of_seven": ("qwen2", {"num_attention_heads": 14, "hidden_size": 112}),
     "qk_norm": ("qwen3", {"head_dim": 24}),
-    "one_head": ("llama", {"num_attention_heads": 1, "num_key_value_heads": 1,
-                           "hidden_size": 64, "intermediate_size": 1000}),
+    "one_head": (
+        "llama",
+        {
+            "num_attention_heads": 1,
+            "num_key_value_heads": 1,
+            "hidden_size": 64,
+            "intermediate_size": 1000,
+        },
+    ),
 }
 
 
-@pytest.fixture(params=[(name, dtype) for name in MODELS for dtype in ("float32", "bfloat16")],
-                ids=lambda value: "-".join(value), scope="module")
+@pytest.fixture(
+    params=[(name, dtype) for name in MODELS for dtype in ("float32", "bfloat16")],
+    ids=lambda value: "-".join(value),
+    scope="module",
+)
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     name, dtype = request.param
     family, overrides = MODELS[name]
@@ -32,18 +47,27 @@ def test_a_ragged_step_gives_every_sequence_its_own_bits(engine: Engine) -> None
     rng = np.random.default_rng(7)
     runner, pool = engine.runner, engine.block_pool
     for _ in range(6):
-        histories = [random_tokens(int(rng.integers(1, 700)), seed=int(rng.integers(1 << 30)))
-                     for _ in range(int(rng.integers(2, 9)))]
+        histories = [
+            random_tokens(int(rng.integers(1, 700)), seed=int(rng.integers(1 << 30)))
+            for _ in range(int(rng.integers(2, 9)))
+        ]
         tables = [pool.allocate(-(-len(history) // 16)) for history in histories]
         # Interleave ownership so that no table is a run of neighbours.
-        last_rows = [min(len(history), int(rng.choice([1, 2, 5, 9, 40, 120])))
-                     for history in histories]
+        last_rows = [
+            min(len(history), int(rng.choice([1, 2, 5, 9, 40, 120]))) for history in histories
+        ]
         batch = []
         wanted = []
         for history, table, count in zip(histories, tables, last_rows, strict=True):
             wanted.append(one_by_one(engine, history, table)[-count:])
-            batch.append(SequenceRows(token_ids=history[-count:], start=len(history) - count,
-                                      block_table=table, num_logits=count))
+            batch.append(
+                SequenceRows(
+                    token_ids=history[-count:],
+                    start=len(history) - count,
+                    block_table=table,
+                    num_logits=count,
+                )
+            )
         if sum(last_rows) <= runner.max_step_rows:
             found = runner.forward(batch)
             assert np.array_equal(found, np.concatenate(wanted))
@@ -61,7 +85,8 @@ def test_any_chunking_of_a_prompt_gives_the_same_bits(engine: Engine) -> None:
         start = 0
         while start < len(history):
             count = min(int(rng.integers(1, 300)), len(history) - start)
-            found.append(run_rows(engine.runner, table, history[start : start + count], start, count))
+            chunk = history[start : start + count]
+            found.append(run_rows(engine.runner, table, chunk, start, count))
             start += count
         assert np.array_equal(np.concatenate(found), wanted)
     engine.block_pool.release(table)

@@ -1,4 +1,4 @@
-"""A whole gateway with fake peers, in an event loop of its own thread."""
+"""A whole gateway with fake peers, in an event loop that runs in a thread of its own."""
 
 import asyncio
 import threading
@@ -28,10 +28,8 @@ CONTEXT = 512
 class ClusterUnderTest:
     """Fakes and gateway. Methods are called from the test's thread."""
 
-    def __init__(self, text_model: TextModel) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
-        self._thread.start()
+    def __init__(self, loop: asyncio.AbstractEventLoop, text_model: TextModel) -> None:
+        self.loop = loop
         vocabulary = text_model.vocabulary
         self.model = FakeModel(
             info=target_pb2.ModelInfo(
@@ -112,7 +110,9 @@ class ClusterUnderTest:
             faults=FaultInjector("gateway", ()),
             timeouts=Timeouts(stage_seconds=self.config.startup_timeout, activity_seconds=30.0),
         )
-        self.service = GatewayService(self.config, self.lifecycle)
+        self.service = GatewayService(
+            self.config, self.lifecycle, load=lambda reference: default_text_model()
+        )
         self.call(self._start())
         self._boot = threading.Thread(
             target=self.lifecycle.guard, args=(self.service.boot,), daemon=True
@@ -144,10 +144,8 @@ class ClusterUnderTest:
             self.call(self.server.stop(0))
         self.call(self.target.stop())
         self.call(self.draft.stop())
-        self.call(_settle())
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-        self.loop.close()
+        if hasattr(self, "_boot"):
+            self._boot.join(10)
 
     async def _status(self, service: str) -> FakeStatus:
         return FakeStatus(service)
@@ -160,11 +158,28 @@ class ClusterUnderTest:
         await self.service.start()
 
 
+@contextmanager
+def running_loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """One loop in a thread for all tests: two at once disturb each other inside grpc.aio."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    try:
+        yield loop
+    finally:
+        asyncio.run_coroutine_threadsafe(_settle(), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
 async def _settle() -> None:
     """Lets tasks that were cancelled end."""
     tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in tasks:
+        task.cancel()
     if tasks:
-        await asyncio.wait(tasks, timeout=1)
+        await asyncio.wait(tasks, timeout=2)
 
 
 _TEXT_MODELS: list[TextModel] = []
@@ -178,9 +193,9 @@ def default_text_model() -> TextModel:
 
 
 @contextmanager
-def running_cluster() -> Iterator[ClusterUnderTest]:
+def running_cluster(loop: asyncio.AbstractEventLoop) -> Iterator[ClusterUnderTest]:
     """Fakes that run; the gateway is started by the test."""
-    cluster = ClusterUnderTest(default_text_model())
+    cluster = ClusterUnderTest(loop, default_text_model())
     try:
         yield cluster
     finally:

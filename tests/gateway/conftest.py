@@ -1,20 +1,27 @@
 """A ready gateway that a module's tests share, and one of its own for a test that breaks it."""
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
-from cluster_under_test import ClusterUnderTest, running_cluster
+from cluster_under_test import ClusterUnderTest, running_cluster, running_loop
+
+
+@pytest.fixture(scope="package")
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    with running_loop() as loop:
+        yield loop
 
 
 @pytest.fixture(scope="module")
-def ready() -> Iterator[ClusterUnderTest]:
-    with running_cluster() as cluster:
+def ready(loop) -> Iterator[ClusterUnderTest]:
+    with running_cluster(loop) as cluster:
         cluster.start_gateway()
         cluster.wait_ready()
         yield cluster
 
 
 @pytest.fixture
-def cluster() -> Iterator[ClusterUnderTest]:
-    with running_cluster() as cluster:
+def cluster(loop) -> Iterator[ClusterUnderTest]:
+    with running_cluster(loop) as cluster:
         yield cluster

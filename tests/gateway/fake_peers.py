@@ -7,6 +7,7 @@ The fake target's tokens are a function of prompt, position and seed only, like 
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import grpc
@@ -33,6 +34,8 @@ class FakeStatus(status_pb2_grpc.StatusServiceServicer):
         self.message = status_pb2.ServiceStatus(
             service=service, state=SERVING, boot_id=random.getrandbits(63) | 1
         )
+        # Neither answers nor sends, like a stopped process.
+        self.is_hanging = False
         self._changed = asyncio.Event()
 
     def set(self, change: Callable[[status_pb2.ServiceStatus], None]) -> None:
@@ -49,6 +52,8 @@ class FakeStatus(status_pb2_grpc.StatusServiceServicer):
         self.set(change)
 
     async def GetStatus(self, request, context):
+        while self.is_hanging:
+            await asyncio.sleep(0.02)
         return self.message
 
     async def WatchStatus(self, request, context):
@@ -90,6 +95,8 @@ class FakeModel:
     cancelled: list[int] = field(default_factory=list)
     kinds: list[str] = field(default_factory=list)
     policies: list[target_pb2.SpeculationPolicy] = field(default_factory=list)
+    # Most sequences with drafts in one step.
+    most_drafting: int = 0
     statistics: target_pb2.TargetStatistics = field(default_factory=target_pb2.TargetStatistics)
 
     def token(self, sequence: FakeSequence, position: int) -> int:
@@ -128,11 +135,8 @@ class FakeTarget(target_pb2_grpc.TargetServiceServicer):
                     if reader.done():
                         reader.result()
                         return
-                    waiter = asyncio.create_task(arrived.wait())
-                    await asyncio.wait(
-                        (waiter, reader), return_when=asyncio.FIRST_COMPLETED, timeout=0.05
-                    )
-                    waiter.cancel()
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(arrived.wait(), 0.05)
                     continue
                 await asyncio.sleep(self.model.step_seconds)
                 if self._status.message.state == FAILED:
@@ -184,6 +188,8 @@ class FakeTarget(target_pb2_grpc.TargetServiceServicer):
 
     def _step(self, running: dict[int, FakeSequence]) -> target_pb2.StepReport:
         ids, counts, tokens, drafted, accepted, reasons = [], [], [], [], [], []
+        drafting = sum(sequence.draft_length > 0 for sequence in running.values())
+        self.model.most_drafting = max(self.model.most_drafting, drafting)
         for sequence_id, sequence in list(running.items()):
             length = sequence.draft_length
             wanted = 1 + (length if self.model.accepts else 0)

@@ -1,5 +1,6 @@
 """Real clusters of three processes with the default model."""
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,3 +24,12 @@ def short_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models") / "first-24-layers.gguf"
     truncate(resolve_model(DEFAULT_MODEL).path, path, 24)
     return path
+
+
+@pytest.fixture
+def unused_tcp_port() -> int:
+    """A loopback port that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

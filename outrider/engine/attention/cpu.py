@@ -1,11 +1,11 @@
 """Attention on CPU: torch's flash kernel over the gathered blocks of the paged cache.
 
 Batch invariance: the kernel gives a query row the same bits whatever the batch and the number of
-query rows, if that is a multiple of 8, and whatever the key length among multiples of 512 (its keys
-are split by 512, and wholly masked splits change nothing). Among shorter key lengths it does not; so
-a row's position alone decides its key length there. A sequence whose rows lie on both sides of such
-a bound is attended in several runs. The query heads of one key head are rows of the same call, so
-keys are never repeated.
+query rows, if that is a multiple of 4 or 8 (`cpu_probe.py` finds which), and whatever the key
+length among multiples of 512 (its keys are split by 512, and wholly masked splits change nothing).
+Among shorter key lengths it does not; so a row's position alone decides its key length there. A
+sequence whose rows lie on both sides of such a bound is attended in several runs. The query heads
+of one key head are rows of the same call, so keys are never repeated.
 """
 
 from collections import defaultdict
@@ -19,7 +19,6 @@ from outrider.engine.kv_cache import PADDING_BLOCK, KvCache
 from outrider.engine.model_config import ModelConfig
 from outrider.engine.step import StepRows
 
-QUERY_MULTIPLE = 8
 # Up to here query counts are rounded to powers of two, so that a step needs few kernel calls.
 LARGEST_SHARED_QUERIES = 64
 KEY_SPLIT = 512
@@ -55,6 +54,7 @@ class CpuAttention:
 
     config: ModelConfig
     cache: KvCache
+    query_multiple: int  # query rows of a kernel call are padded to a multiple of this
     kv_granularity: int = KEY_SPLIT
 
     def plan(self, rows: StepRows) -> "CpuAttentionPlan":
@@ -68,7 +68,7 @@ class CpuAttention:
         blocks: list[int] = []
         groups: list[_Group] = []
         next_query = next_key = 0
-        for (num_queries, key_length), runs in _grouped_runs(rows, group_size).items():
+        for (num_queries, key_length), runs in self._grouped_runs(rows).items():
             query = np.arange(num_queries)
             first_row = np.array([run.first_row for run in runs])[:, None]
             starts = np.array([run.start for run in runs])[:, None]
@@ -108,6 +108,38 @@ class CpuAttention:
             block_index=torch.tensor(blocks),
         )
 
+    def _grouped_runs(self, rows: StepRows) -> dict[tuple[int, int], list[_Run]]:
+        """Every sequence's runs by padded query count and key length."""
+        group_size = self.config.num_heads // self.config.num_kv_heads
+        grouped: dict[tuple[int, int], list[_Run]] = defaultdict(list)
+        row = 0
+        for sequence in rows.sequences:
+            position = sequence.start
+            end = position + len(sequence.token_ids)
+            while position < end:
+                stop = min((end, *(bound for bound in SHORT_KEY_LENGTHS if bound > position)))
+                count = stop - position
+                # Beyond one split, lengths are rounded to powers of two of it, for fewer calls.
+                key_length = key_length_at(stop - 1)
+                if key_length > KEY_SPLIT:
+                    key_length = KEY_SPLIT << (key_length // KEY_SPLIT - 1).bit_length()
+                grouped[self._padded_queries(count * group_size), key_length].append(
+                    _Run(
+                        first_row=row,
+                        num_rows=count,
+                        start=position,
+                        block_table=sequence.block_table,
+                    )
+                )
+                row += count
+                position = stop
+        return grouped
+
+    def _padded_queries(self, count: int) -> int:
+        if count <= LARGEST_SHARED_QUERIES:
+            return max(self.query_multiple, 1 << (count - 1).bit_length())
+        return -(-count // self.query_multiple) * self.query_multiple
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuAttentionPlan:
@@ -143,11 +175,21 @@ class CpuAttentionPlan:
         )
         shape = (group.num_runs, group.key_length, 2, num_kv_heads, head_dim)
         keys, values = tokens[group.keys].view(shape).permute(2, 0, 3, 1, 4)
-        output, _ = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query, keys, values, attn_mask=group.mask
-        )
-        output_rows: torch.Tensor = output.reshape(-1, head_dim)
-        return output_rows
+        return flash_attention(query, keys, values, group.mask).reshape(-1, head_dim)
+
+
+def flash_attention(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
+    """The one kernel, by name: torch's dispatcher would choose by shape.
+
+    Arguments and result are [runs, heads, rows, head_dim]; the mask is added to the scores.
+    """
+    output: torch.Tensor
+    output, _ = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        queries, keys, values, attn_mask=mask
+    )
+    return output
 
 
 def key_length_at(position: int) -> int:
@@ -156,39 +198,6 @@ def key_length_at(position: int) -> int:
         if position < length:
             return length
     return -(-(position + 1) // KEY_SPLIT) * KEY_SPLIT
-
-
-def _grouped_runs(rows: StepRows, group_size: int) -> dict[tuple[int, int], list[_Run]]:
-    """Every sequence's runs by padded query count and key length."""
-    grouped: dict[tuple[int, int], list[_Run]] = defaultdict(list)
-    row = 0
-    for sequence in rows.sequences:
-        position = sequence.start
-        end = position + len(sequence.token_ids)
-        while position < end:
-            stop = min((end, *(bound for bound in SHORT_KEY_LENGTHS if bound > position)))
-            count = stop - position
-            # Beyond one split, lengths are rounded to powers of two of it, for fewer calls.
-            key_length = key_length_at(stop - 1)
-            if key_length > KEY_SPLIT:
-                key_length = KEY_SPLIT << (key_length // KEY_SPLIT - 1).bit_length()
-            grouped[_padded_queries(count * group_size), key_length].append(
-                _Run(
-                    first_row=row,
-                    num_rows=count,
-                    start=position,
-                    block_table=sequence.block_table,
-                )
-            )
-            row += count
-            position = stop
-    return grouped
-
-
-def _padded_queries(count: int) -> int:
-    if count <= LARGEST_SHARED_QUERIES:
-        return max(QUERY_MULTIPLE, 1 << (count - 1).bit_length())
-    return -(-count // QUERY_MULTIPLE) * QUERY_MULTIPLE
 
 
 def _mask(positions: np.ndarray, key_length: int, dtype: torch.dtype) -> torch.Tensor:

@@ -22,6 +22,9 @@ class AttentionPlan(Protocol):
 class Attention(Protocol):
     """A backend over one KV cache. A row's result depends on its sequence's tokens alone."""
 
-    kv_granularity: int  # key tokens are attended in units of this many
+    @property
+    def kv_granularity(self) -> int:
+        """Long contexts are attended in units of this many tokens."""
+        ...
 
     def plan(self, rows: StepRows) -> AttentionPlan: ...

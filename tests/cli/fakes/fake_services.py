@@ -144,7 +144,9 @@ def main(service: str) -> None:
         configuration=config.shown(),
         faults=faults,
         timeouts=Timeouts(
-            stage_seconds=config.startup_timeout, activity_seconds=config.step_timeout
+            # A fake gateway waits for the others without being the first to give up.
+            stage_seconds=config.startup_timeout * (20 if service == "gateway" else 1),
+            activity_seconds=config.step_timeout,
         ),
     )
     port = config.model_dump()["port"]

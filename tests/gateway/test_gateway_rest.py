@@ -1,0 +1,328 @@
+"""OpenAI's own package, and plain HTTP, against a whole gateway with fake peers."""
+
+import json
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import openai
+import pytest
+
+MODEL = "smollm2-135m-instruct"
+CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 12}
+
+
+@pytest.fixture(scope="module")
+def client(ready):
+    http_client = httpx.Client(trust_env=False)
+    with openai.OpenAI(
+        base_url=f"{ready.url}/v1", api_key="none", max_retries=0, http_client=http_client
+    ) as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def plain_model(request):
+    """Whatever a test told the fake model is forgotten."""
+    yield
+    if "ready" in request.fixturenames:
+        model = request.getfixturevalue("ready").model
+        model.script = None
+        model.eos_after = None
+        model.step_seconds = 0.0
+        model.is_stalled = False
+
+
+def script(ready, text: str) -> None:
+    """From now on the fake model says this, again and again."""
+    ready.model.script = ready_ids(ready, text)
+
+
+def ready_ids(ready, text: str) -> list[int]:
+    vocabulary = ready.lifecycle.ready().text_model.vocabulary
+    return vocabulary.encode(text, parse_special=False, add_bos=False)
+
+
+def test_a_chat_completion_has_the_shape_that_the_openai_package_reads(client):
+    completion = client.chat.completions.create(**CHAT, seed=5)
+    choice = completion.choices[0]
+    assert choice.message.role == "assistant" and choice.message.content
+    assert choice.finish_reason == "length"
+    assert completion.object == "chat.completion"
+    assert completion.model == MODEL
+    assert completion.system_fingerprint == "fp_0123456789ab"
+    usage = completion.usage
+    assert usage.completion_tokens == 12
+    assert usage.total_tokens == usage.prompt_tokens + 12
+    details = usage.completion_tokens_details
+    assert 0 < details.accepted_prediction_tokens <= 12
+    assert details.rejected_prediction_tokens >= 0
+    assert completion.model_extra["seed"] == 5
+
+
+def test_a_streamed_chat_has_the_same_text_and_the_usage_at_its_end(client):
+    whole = client.chat.completions.create(**CHAT, seed=5)
+    chunks = list(
+        client.chat.completions.create(
+            **CHAT, seed=5, stream=True, stream_options={"include_usage": True}
+        )
+    )
+    assert chunks[0].choices[0].delta.role == "assistant"
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "length"
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage == whole.usage
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_without_include_usage_no_chunk_has_usage(client):
+    chunks = list(client.chat.completions.create(**CHAT, stream=True))
+    assert all(chunk.usage is None and chunk.choices for chunk in chunks)
+
+
+def test_text_completions_stream_or_not(client):
+    arguments = {"model": MODEL, "prompt": "Once upon", "max_tokens": 8, "seed": 1}
+    whole = client.completions.create(**arguments)
+    assert whole.object == "text_completion"
+    assert whole.usage.completion_tokens == 8
+    chunks = list(client.completions.create(**arguments, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
+    assert chunks[-1].choices[0].finish_reason == "length"
+
+
+def test_a_text_completion_has_16_tokens_by_default(client):
+    completion = client.completions.create(model=MODEL, prompt="x")
+    assert completion.usage.completion_tokens == 16
+
+
+def test_a_chat_goes_to_the_end_of_the_context_by_default(client):
+    completion = client.chat.completions.create(model=MODEL, messages=CHAT["messages"])
+    assert completion.usage.total_tokens == 512
+    assert completion.choices[0].finish_reason == "length"
+
+
+def test_prompts_may_be_a_list_of_one_text_or_token_ids(ready, client):
+    ids = ready_ids(ready, "Once upon")
+    answers = {
+        client.completions.create(model=MODEL, prompt=prompt, max_tokens=6, seed=1).choices[0].text
+        for prompt in ("Once upon", ["Once upon"], ids, [ids])
+    }
+    assert len(answers) == 1
+
+
+def test_text_parts_and_the_developer_role_are_read(client):
+    parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
+    messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts}]
+    completion = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=1)
+    assert completion.usage.prompt_tokens > 5
+
+
+def test_the_same_seed_gives_the_same_tokens_and_a_drawn_seed_is_reported(ready):
+    def answer(**options):
+        body = {**CHAT, "return_token_ids": True, **options}
+        return ready.client.post("/v1/chat/completions", json=body).json()
+
+    drawn = answer()
+    assert 0 <= drawn["seed"] < 2**53
+    again = answer(seed=drawn["seed"])
+    assert again["choices"][0]["token_ids"] == drawn["choices"][0]["token_ids"]
+    assert answer()["seed"] != drawn["seed"]
+    assert answer(seed=2**64 - 1)["seed"] == 2**64 - 1
+
+
+def test_token_ids_come_with_every_piece_when_asked_for(ready):
+    body = {**CHAT, "seed": 3, "return_token_ids": True}
+    whole = ready.client.post("/v1/chat/completions", json=body).json()
+    pieces = stream_of(ready, {**body, "stream": True})
+    deltas = [piece["choices"][0]["delta"] for piece in pieces]
+    streamed = [one for delta in deltas for one in delta.get("token_ids", [])]
+    assert streamed == whole["choices"][0]["token_ids"]
+    assert len(streamed) == 12
+    text = {"model": MODEL, "prompt": "x", "seed": 3, "return_token_ids": True, "max_tokens": 5}
+    assert (
+        len(ready.client.post("/v1/completions", json=text).json()["choices"][0]["token_ids"]) == 5
+    )
+    pieces = stream_of(ready, {**text, "stream": True}, "/v1/completions")
+    assert sum(len(piece["choices"][0]["token_ids"]) for piece in pieces) == 5
+
+
+def test_an_end_token_ends_the_text_with_stop(ready, client):
+    script(ready, "fine")
+    ready.model.eos_after = 6
+    completion = client.chat.completions.create(**CHAT)
+    assert completion.choices[0].finish_reason == "stop"
+    assert completion.choices[0].message.content == "fine" * 6
+    assert completion.usage.completion_tokens == 7
+
+
+def test_ignore_eos_goes_on(ready, client):
+    script(ready, "fine")
+    ready.model.eos_after = 3
+    completion = client.chat.completions.create(**CHAT, extra_body={"ignore_eos": True})
+    assert completion.choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_stop_string_cuts_the_text_and_cancels_at_the_target(ready, client, is_streamed):
+    script(ready, " one two three four")
+    cancelled = len(ready.model.cancelled)
+    ready.model.step_seconds = 0.01
+    arguments = {**CHAT, "max_tokens": 400, "stop": ["three", "never"]}
+    if is_streamed:
+        chunks = list(client.chat.completions.create(**arguments, stream=True))
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        reason = chunks[-1].choices[0].finish_reason
+    else:
+        completion = client.chat.completions.create(**arguments)
+        text, reason = completion.choices[0].message.content, completion.choices[0].finish_reason
+        usage = completion.usage
+        assert usage.completion_tokens == 3
+        assert usage.completion_tokens_details.accepted_prediction_tokens <= 3
+    assert (text, reason) == (" one two ", "stop")
+    ready.until(lambda: len(ready.model.cancelled) == cancelled + 1)
+
+
+def test_stop_token_ids_end_with_stop(ready, client):
+    script(ready, " one two three four")
+    three = ready_ids(ready, " three")[0]
+    completion = client.chat.completions.create(**CHAT, extra_body={"stop_token_ids": [three]})
+    assert completion.choices[0].finish_reason == "stop"
+    assert completion.choices[0].message.content == " one two"
+
+
+def test_a_request_can_switch_speculation_off_for_itself(ready, client):
+    completion = client.chat.completions.create(
+        **CHAT, extra_body={"speculation": {"draft_length": 0}}
+    )
+    assert ready.model.admitted[-1].sequences[0].speculation.draft_length == 0
+    details = completion.usage.completion_tokens_details
+    assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (0, 0)
+
+
+def test_sampling_parameters_reach_the_target_as_they_are(ready, client):
+    client.chat.completions.create(
+        **CHAT, temperature=0.3, top_p=0.5, seed=9, extra_body={"top_k": 7, "min_p": 0.01}
+    )
+    sampling = ready.model.admitted[-1].sequences[0].sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.3, 0.5, 7)
+    assert (sampling.min_p, sampling.seed) == (0.01, 9)
+    client.chat.completions.create(**CHAT)
+    sampling = ready.model.admitted[-1].sequences[0].sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 1.0, 0)
+
+
+def test_the_model_is_listed(client):
+    assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).id == MODEL
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("other/model")
+
+
+def test_an_unknown_model_is_a_bad_request_that_names_both(client):
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="gpt", messages=CHAT["messages"])
+    assert caught.value.param == "model"
+    assert caught.value.code == "model_not_found"
+    assert "gpt" in str(caught.value) and MODEL in str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_client_that_goes_away_is_cancelled_at_the_target(ready, path, is_streamed):
+    ready.model.step_seconds = 0.02
+    cancelled = len(ready.model.cancelled)
+    body = {"model": MODEL, "max_tokens": 400, "stream": is_streamed}
+    body["messages" if "chat" in path else "prompt"] = (
+        CHAT["messages"] if "chat" in path else "hello"
+    )
+    payload = json.dumps(body).encode()
+    with socket.create_connection(("127.0.0.1", ready.service.rest_port)) as connection:
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(payload)}\r\n\r\n"
+        connection.sendall(head.encode() + payload)
+        if is_streamed:
+            assert connection.recv(64).startswith(b"HTTP/1.1 200")
+        else:
+            time.sleep(0.1)
+    ready.until(lambda: len(ready.model.cancelled) == cancelled + 1)
+    ready.until(lambda: running(ready) == 0)
+
+
+def test_a_reader_that_does_not_read_holds_up_nobody(ready, client):
+    body = json.dumps({**CHAT, "max_tokens": 450, "stream": True}).encode()
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        connection.connect(("127.0.0.1", ready.service.rest_port))
+        head = (
+            f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        connection.sendall(head.encode() + body)
+        for _ in range(5):
+            assert client.chat.completions.create(**CHAT).usage.completion_tokens == 12
+        # The engine's side of the slow one has long ended; only its text waits here.
+        ready.until(lambda: running(ready) == 0)
+
+
+def test_concurrent_requests_all_get_their_own_tokens(ready):
+    def answer(seed: int) -> list[int]:
+        body = {**CHAT, "seed": seed, "return_token_ids": True, "max_tokens": 40}
+        response = ready.client.post("/v1/chat/completions", json=body)
+        return response.json()["choices"][0]["token_ids"]
+
+    alone = [answer(seed) for seed in range(12)]
+    with ThreadPoolExecutor(12) as pool:
+        together = list(pool.map(answer, range(12)))
+    assert together == alone
+    assert len({tuple(ids) for ids in alone}) == 12
+
+
+def test_over_the_queue_a_request_is_refused_with_429_and_retry_after(cluster):
+    cluster.start_gateway(max_waiting_requests=1)
+    cluster.wait_ready()
+    cluster.model.is_stalled = True
+    # 8 run at the target, 4 are queued there, 1 waits here.
+    limit = 8 + 4 + 1
+    done = []
+
+    def ask() -> None:
+        done.append(cluster.client.post("/v1/chat/completions", json=CHAT).status_code)
+
+    threads = [threading.Thread(target=ask) for _ in range(limit)]
+    for thread in threads:
+        thread.start()
+    cluster.until(lambda: waiting(cluster) == 1)
+    response = cluster.client.post("/v1/chat/completions", json=CHAT)
+    assert response.status_code == 429
+    assert int(response.headers["retry-after"]) >= 1
+    assert response.json()["error"]["code"] == "overloaded"
+    cluster.model.is_stalled = False
+    for thread in threads:
+        thread.join()
+    assert done == [200] * limit
+
+
+def test_requests_of_a_window_are_admitted_in_one_batch(cluster):
+    cluster.start_gateway(batch_window_ms=200)
+    cluster.wait_ready()
+    before = len(cluster.model.admitted)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: cluster.client.post("/v1/chat/completions", json=CHAT), range(4)))
+    assert [len(batch.sequences) for batch in cluster.model.admitted[before:]] == [4]
+
+
+def running(cluster) -> int:
+    connection = cluster.client.get("/status").json()["connection"]
+    return connection["running_requests"] + connection["waiting_requests"]
+
+
+def waiting(cluster) -> int:
+    return cluster.client.get("/status").json()["connection"]["waiting_requests"]
+
+
+def stream_of(ready, body: dict, path: str = "/v1/chat/completions") -> list[dict]:
+    """The events of a stream, which must end with [DONE]."""
+    lines = ready.client.post(path, json=body).text.strip().split("\n\n")
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
