@@ -63,6 +63,7 @@ async def attach(
         config.target_address,
         gateway_boot_id=gateway_boot_id,
         policy=policy.to_message(),
+        vocab_size=model.vocab_size,
         timeout_seconds=timeout_seconds,
     )
     running = max(model.max_running_sequences, 1)

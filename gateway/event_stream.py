@@ -43,6 +43,9 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Value]) -> Val
         working.cancel()
         await asyncio.wait((working, gone))
     if not was_done:
+        # What it raised while it was being cancelled is of no interest to anyone.
+        if not working.cancelled():
+            working.exception()
         raise ClientGone
     return working.result()
 

@@ -19,7 +19,7 @@ class SequenceStep:
     finish_reason: int
 
 
-def unpack_report(report: target_pb2.StepReport) -> list[tuple[int, SequenceStep]]:
+def unpack_report(report: target_pb2.StepReport, vocab_size: int) -> list[tuple[int, SequenceStep]]:
     """Sequence ids with what the step did for each. Raises MalformedColumn."""
     sequence_ids = unpack("sequence_ids", report.sequence_ids, "<u8")
     count = len(sequence_ids)
@@ -29,7 +29,13 @@ def unpack_report(report: target_pb2.StepReport) -> list[tuple[int, SequenceStep
         raise MalformedColumn(
             f"finish_reasons holds {max(finish_reasons)}, must be at most {_LAST_FINISH_REASON}"
         )
-    token_ids = split("token_ids", unpack("token_ids", report.token_ids, "<i4"), token_counts)
+    all_token_ids = unpack("token_ids", report.token_ids, "<i4")
+    if all_token_ids and not 0 <= min(all_token_ids) <= max(all_token_ids) < vocab_size:
+        raise MalformedColumn(
+            f"token_ids holds {min(all_token_ids)} to {max(all_token_ids)}, "
+            f"must be between 0 and {vocab_size - 1}"
+        )
+    token_ids = split("token_ids", all_token_ids, token_counts)
     rows = zip(
         sequence_ids,
         token_ids,

@@ -11,6 +11,7 @@ from gateway.cluster import Problem
 from gateway.connection import Attachment, Connection, canary_of
 from gateway.connector import Connector
 from gateway.model import ModelMismatch
+from gateway.peer_view import NO_ANSWER
 from gateway.speculation import no_speculation
 from outrider.serving.errors import NotServing
 
@@ -169,10 +170,13 @@ class Supervisor:
         """Why a connection is of no use any more; empty while it is. Draining is still of use."""
         target = self._cluster.target
         view = target.view
-        if view.state not in ("SERVING", "DRAINING"):
-            return view.words()
-        if target.boot_id != connection.attachment.stream.target_boot_id:
-            return "target: another process has taken its place"
+        stream = connection.attachment.stream
+        # A target that is too busy to answer, but goes on decoding, is not lost.
+        is_heard = view.state == NO_ANSWER and stream.silent_seconds < self._config.peer_timeout
+        if view.state not in ("SERVING", "DRAINING") and not is_heard:
+            return view.words().removeprefix("target: ")
+        if target.boot_id != stream.target_boot_id:
+            return "another process has taken its place"
         return connection.attachment.batcher.lost_reason or ""
 
     def _needs_draft_check(self) -> bool:

@@ -4,6 +4,7 @@ Knows nothing of queues or clients; what arrives goes to a listener. Belongs to 
 """
 
 import asyncio
+import time
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -38,11 +39,19 @@ class TargetStream:
         channel: grpc.aio.Channel,
         call: "grpc.aio.StreamStreamCall[target_pb2.DecodeRequest, target_pb2.DecodeResponse]",
         target_boot_id: int,
+        vocab_size: int,
     ) -> None:
         self.target_boot_id = target_boot_id
+        self._vocab_size = vocab_size
+        self._heard_at = time.monotonic()
         self._channel = channel
         self._call = call
         self._outgoing: asyncio.Queue[target_pb2.DecodeRequest] = asyncio.Queue()
+
+    @property
+    def silent_seconds(self) -> float:
+        """How long ago the target said anything here."""
+        return time.monotonic() - self._heard_at
 
     def admit(self, sequences: Iterable[target_pb2.Admit]) -> None:
         """Sends sequences together."""
@@ -78,9 +87,10 @@ class TargetStream:
                 response = await self._call.read()
                 if not isinstance(response, target_pb2.DecodeResponse):
                     break
+                self._heard_at = time.monotonic()
                 kind = response.WhichOneof("kind")
                 if kind == "step":
-                    listener.stepped(unpack_report(response.step))
+                    listener.stepped(unpack_report(response.step, self._vocab_size))
                 elif kind == "rejected":
                     rejected = response.rejected
                     listener.rejected(rejected.sequence_id, rejected.reason, rejected.message)
@@ -105,6 +115,7 @@ async def open_stream(
     *,
     gateway_boot_id: int,
     policy: target_pb2.SpeculationPolicy,
+    vocab_size: int,
     timeout_seconds: float,
 ) -> TargetStream:
     """Attaches to the target and sends the policy first. Raises NotServing with the reason."""
@@ -121,7 +132,10 @@ async def open_stream(
             reason = f"{(await call.code()).name}: {await call.details()}"
         elif response.WhichOneof("kind") == "attached":
             return TargetStream(
-                channel=channel, call=call, target_boot_id=response.attached.target_boot_id
+                channel=channel,
+                call=call,
+                target_boot_id=response.attached.target_boot_id,
+                vocab_size=vocab_size,
             )
         else:
             reason = f"it answered attach with {response.WhichOneof('kind')}"

@@ -16,4 +16,4 @@ def set_threads(count: int) -> None:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = threads
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-    os.environ["GOMP_SPINCOUNT"] = "0"
+    os.environ["GOMP_SPINCOUNT"] = os.environ.get("XSPIN","0")

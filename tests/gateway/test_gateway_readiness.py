@@ -4,9 +4,12 @@ import json
 import threading
 import time
 
+import grpc
+import httpx
+import openai
 import pytest
 
-from outrider.v1 import status_pb2, target_pb2
+from outrider.v1 import generation_pb2, generation_pb2_grpc, status_pb2, target_pb2
 
 CHAT = {
     "model": "smollm2-135m-instruct",
@@ -279,6 +282,45 @@ def test_a_target_that_fails_while_serving_ends_streams_with_an_error_event(clus
     assert cluster.client.post("/v1/chat/completions", json=CHAT).status_code == 503
 
 
+def test_a_stream_that_breaks_raises_in_the_openai_package_and_in_grpc(cluster):
+    cluster.start_gateway()
+    cluster.wait_ready()
+    cluster.model.step_seconds = 0.01
+    http_client = httpx.Client(trust_env=False)
+    with (
+        openai.OpenAI(
+            base_url=f"{cluster.url}/v1", api_key="x", max_retries=0, http_client=http_client
+        ) as client,
+        grpc.insecure_channel(f"127.0.0.1:{cluster.grpc_port}") as channel,
+    ):
+        pieces = iter(client.chat.completions.create(**{**CHAT, "max_tokens": 450}, stream=True))
+        call = generation_pb2_grpc.GenerationServiceStub(channel).Generate(
+            generation_pb2.GenerateRequest(prompt="Hi", request_id="mine")
+        )
+        next(pieces)
+        next(call)
+        cluster.do(lambda: cluster.target_status.fail("step", "index out of range"))
+        with pytest.raises(openai.APIError, match="index out of range"):
+            list(pieces)
+        with pytest.raises(grpc.RpcError) as caught:
+            list(call)
+    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+    assert "request mine: " in caught.value.details()
+    assert "FAILED in stage step: index out of range" in caught.value.details()
+
+
+def test_a_target_that_reports_nonsense_is_dropped_with_the_reason(cluster):
+    cluster.start_gateway()
+    cluster.wait_ready()
+    cluster.model.script = [10**6]
+    response = cluster.client.post("/v1/chat/completions", json=CHAT)
+    assert response.status_code == 503
+    assert "token_ids holds" in response.json()["error"]["message"]
+    cluster.model.script = None
+    cluster.wait_ready()
+    assert cluster.client.post("/v1/chat/completions", json=CHAT).status_code == 200
+
+
 def test_a_killed_target_is_replaced_after_handshake_and_canary(cluster):
     cluster.start_gateway()
     cluster.wait_ready()
@@ -389,6 +431,24 @@ def test_a_target_that_hangs_is_noticed_by_its_silence(cluster):
     assert cluster.service_line("target")["state"] == "NO_ANSWER"
     cluster.target_status.is_hanging = False
     cluster.model.is_stalled = False
+    cluster.wait_ready()
+
+
+def test_a_target_too_busy_to_answer_that_goes_on_decoding_is_not_lost(cluster):
+    cluster.start_gateway(peer_timeout=0.3)
+    cluster.wait_ready()
+    cluster.model.step_seconds = 0.02
+    reader = Reader(cluster)
+    cluster.target_status.is_hanging = True
+    cluster.until(lambda: cluster.service_line("target")["state"] == "NO_ANSWER")
+    assert cluster.readyz()[0] == 503
+    seen = len(reader.events)
+    time.sleep(0.5)
+    assert reader.is_alive() and len(reader.events) > seen
+    cluster.target_status.is_hanging = False
+    cluster.model.step_seconds = 0.0
+    reader.join(10)
+    assert json.loads(reader.events[-2])["choices"][0]["finish_reason"] == "length"
     cluster.wait_ready()
 
 

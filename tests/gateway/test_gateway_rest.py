@@ -6,9 +6,12 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import httpx
 import openai
 import pytest
+
+from outrider.v1 import generation_pb2, generation_pb2_grpc
 
 MODEL = "smollm2-135m-instruct"
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 12}
@@ -297,6 +300,11 @@ def test_over_the_queue_a_request_is_refused_with_429_and_retry_after(cluster):
     assert response.status_code == 429
     assert int(response.headers["retry-after"]) >= 1
     assert response.json()["error"]["code"] == "overloaded"
+    with grpc.insecure_channel(f"127.0.0.1:{cluster.grpc_port}") as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        with pytest.raises(grpc.RpcError) as caught:
+            list(stub.Generate(generation_pb2.GenerateRequest(prompt="Hi"), timeout=10))
+    assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     cluster.model.is_stalled = False
     for thread in threads:
         thread.join()
