@@ -9,7 +9,7 @@ MIN_ANSWERS = 8
 MAX_EXTRA_SECONDS = 0.040
 # A draft that comes almost at once is worth this share of a plain step even where the averages,
 # which are noisy, say that it wins nothing; without it, they could never be corrected.
-MIN_WAIT_SHARE = 0.04
+MIN_WAIT_SHARE = 0.08
 # One step in so many waits as if the averages were not known, for the same reason.
 EXPLORATION_PERIOD = 32
 

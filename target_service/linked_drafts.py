@@ -33,6 +33,8 @@ from target_service.token_bucket import TokenBucket
 # behind it.
 RESYNC_BURST_TOKENS = 65_536
 RESYNC_TOKENS_PER_SECOND = 65_536
+# Of the wait, what the draft service may use; the rest is the way there and back.
+DRAFTING_SHARE = 0.9
 
 
 class LinkedDrafts:
@@ -67,6 +69,8 @@ class LinkedDrafts:
         self._unsent_closes: list[tuple[int, int]] = []
         self._step_id = 0
         self._asked_lengths: dict[int, int] = {}
+        # When the wait for the drafts asked for last is over, in time.perf_counter seconds.
+        self._wait_until = 0.0
 
     def unavailable(self, sequences: Sequence[TokenSequence]) -> str | None:
         self._follow_stream()
@@ -123,14 +127,16 @@ class LinkedDrafts:
             messages.append(self._open_message(opened))
         if rows:
             self._step_id += 1
-            late_after = max(self.late_after_seconds(len(sequences)), _patience_seconds(sequences))
+            wait = self._wait_seconds(sequences)
+            self._wait_until = time.perf_counter() + wait
+            late_after = max(self.late_after_seconds(len(sequences)), wait)
             messages.append(
                 draft_pb2.LinkRequest(
                     step=encode_step(
                         target_boot_id=self._target_boot_id,
                         stream_epoch=view.stream_epoch,
                         step_id=self._step_id,
-                        deadline_us=int(late_after * 1e6),
+                        deadline_us=int((wait or late_after) * DRAFTING_SHARE * 1e6),
                         rows=rows,
                     )
                 )
@@ -143,12 +149,7 @@ class LinkedDrafts:
         if not self._asked_lengths:
             return NOTHING_COLLECTED
         started = time.perf_counter()
-        timeout = _patience_seconds(sequences)
-        if not timeout and self._link.circuit() == Circuit.CLOSED:
-            timeout = self._wait.seconds(
-                len(sequences), self._statistics.link_round_trip.quantile(0.95)
-            )
-        is_answered = self._link.wait_for(self._step_id, timeout)
+        is_answered = self._link.wait_for(self._step_id, max(self._wait_until - started, 0.0))
         self._follow_stream()
         drafts: dict[int, tuple[int, ...]] = {}
         live = {sequence.arrival for sequence in sequences}
@@ -192,6 +193,16 @@ class LinkedDrafts:
     def late_after_seconds(self, decode_rows: int) -> float:
         """An answer that takes longer speaks against the link, not against the wait."""
         return self._wait.plain_seconds(max(decode_rows, 1)) + MAX_EXTRA_SECONDS
+
+    def _wait_seconds(self, sequences: Sequence[TokenSequence]) -> float:
+        """How long the next step may wait for its drafts, from now."""
+        patience = _patience_seconds(sequences)
+        if patience:
+            return patience
+        if self._link.circuit() != Circuit.CLOSED:
+            # On trial: a draft that is there in time is welcome, none is waited for.
+            return 0.0
+        return self._wait.seconds(len(sequences), self._statistics.link_round_trip.quantile(0.95))
 
     def _follow_stream(self) -> None:
         view = self._link.view()

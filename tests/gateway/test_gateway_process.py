@@ -192,9 +192,6 @@ def test_a_stop_during_start_up_is_honoured_at_once(cluster):
     [
         (["--nonsense", "1"], {}, "nonsense"),
         ([], {"OUTRIDER_NONSENSE": "1"}, "OUTRIDER_NONSENSE"),
-        (["--speculation", "maybe"], {}, "speculation"),
-        (["--batch-window-ms", "-1"], {}, "batch-window-ms"),
-        (["--speculative-disable-batch-threshold", "-1"], {}, "threshold"),
         ([], {"OUTRIDER_INJECT_FAULT": "gateway:nowhere:raise"}, "nowhere"),
     ],
 )
