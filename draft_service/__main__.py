@@ -19,7 +19,7 @@ def main() -> None:
     except ConfigurationError as error:
         exit_with(error, PROGRAM)
     # Before anything imports torch.
-    set_threads(config.threads)
+    set_threads(config.threads, config.spin_count)
 
     from draft_service.boot import boot_drafter
     from draft_service.service import DraftService, create_lifecycle

@@ -33,6 +33,11 @@ class DraftConfig(ServiceConfig):
     threads: Annotated[int, Field(ge=0)] = Field(
         0, description="threads of the numeric libraries; 0 = one per core"
     )
+    spin_count: Annotated[int, Field(ge=0)] = Field(
+        0,
+        description="standalone: how often an idle thread looks for work before it sleeps; more "
+        "than 0 only on cores of its own",
+    )
     kv_cache_mib: Annotated[int, Field(ge=1)] = Field(
         512, description="standalone: size of the KV cache in MiB"
     )

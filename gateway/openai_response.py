@@ -146,5 +146,7 @@ def usage_object(usage: Usage) -> dict[str, Any]:
         "completion_tokens_details": {
             "accepted_prediction_tokens": usage.accepted_prediction_tokens,
             "rejected_prediction_tokens": usage.rejected_prediction_tokens,
+            # Not OpenAI's: verifications of a non-empty draft, for the acceptance length.
+            "drafts": usage.drafts,
         },
     }

@@ -16,7 +16,7 @@ def main() -> None:
     try:
         config = parse_config(TargetConfig, PROGRAM, sys.argv[1:])
         faults = FaultInjector("target", parse_faults("target", config.inject_fault))
-        set_threads(config.threads)
+        set_threads(config.threads, config.spin_count)
         run(config, faults)
     except ConfigurationError as error:
         exit_with(error, PROGRAM)

@@ -25,6 +25,11 @@ class TargetConfig(ServiceConfig):
     threads: Annotated[int, Field(ge=0)] = Field(
         0, description="threads of the engine; 0 = one per core"
     )
+    spin_count: Annotated[int, Field(ge=0)] = Field(
+        3000,
+        description="how often an idle thread looks for work before it sleeps; 0 where a model "
+        "drafter computes on the same cores",
+    )
     draft_address: str = Field("", description="host:port of the draft service; empty = none")
     max_draft_length: Annotated[int, Field(ge=0, le=MOST_DRAFT_TOKENS)] = Field(
         5, description="most draft tokens asked for per sequence and step"

@@ -2,4 +2,4 @@
 
 from outrider.serving.threads import set_threads
 
-set_threads(2)
+set_threads(2, spin_count=0)

@@ -20,6 +20,8 @@ from outrider.serving.errors import ConfigurationError
 
 LOOPBACK = "127.0.0.1"
 NO_DRAFT = "none"
+# Drafters that compute a model, on the cores of the target.
+MODEL_DRAFTERS = ("standalone",)
 # A stage's time is the service's to bound; before its port is open nothing but imports takes time,
 # and on a busy machine these take long.
 SHORTEST_LAUNCH_TIMEOUT_SECONDS = 60.0
@@ -106,7 +108,13 @@ def plan_cluster(
     gateway = address(options.host, "--port", options.port)
     rest = address(options.host, "--rest-port", options.rest_port)
 
-    members = [(kinds.target, target, {"draft_address": draft})]
+    members = [
+        (
+            kinds.target,
+            target,
+            {"draft_address": draft, **_shared_cores(options, kinds, environment)},
+        )
+    ]
     if has_draft:
         members.append(
             (kinds.draft, draft, {} if options.draft is None else {"draft": options.draft})
@@ -133,6 +141,21 @@ def plan_cluster(
         url=f"http://{_reachable(options.host)}:{_port(rest)}",
         holds_failures=holds_failures,
     )
+
+
+def _shared_cores(
+    options: ClusterOptions, kinds: ServiceKinds, environment: Mapping[str, str]
+) -> dict[str, str]:
+    """A target that spins takes the cores from a model drafter beside it."""
+    name = "spin_count"
+    is_decided = ENVIRONMENT_PREFIX + name.upper() in environment
+    if (
+        options.draft not in MODEL_DRAFTERS
+        or name not in kinds.target.config_class.model_fields
+        or is_decided
+    ):
+        return {}
+    return {name: "0"}
 
 
 def _plan(
