@@ -24,6 +24,9 @@ from outrider.serving.link_protocol import (
 )
 from outrider.v1 import draft_pb2
 
+# Most that the field holds; --step-timeout may allow more.
+LONGEST_BUILD_US = 2**32 - 1
+
 
 class StepRow(NamedTuple):
     """One sequence of a Step, as it came."""
@@ -121,7 +124,7 @@ def encode_draft(
             prefix_hashes=pack([row.prefix_hash for row, _ in rows], PREFIX_HASH),
             token_counts=pack([len(token_ids) for _, token_ids in rows], TOKEN_COUNT),
             token_ids=pack(list(chain.from_iterable(token_ids for _, token_ids in rows)), TOKEN_ID),
-            build_us=build_us,
+            build_us=min(build_us, LONGEST_BUILD_US),
         )
     )
 

@@ -25,6 +25,9 @@ SAMPLINGS = (
     ("greedy", SamplingParameters(temperature=0.0, seed=0)),
     ("sampled", SamplingParameters(temperature=0.8, seed=20_240_611)),
 )
+# It shows that drafts are right, not that they are fast: a slow draft service is no reason not to
+# become ready, since the target does not wait for it.
+PATIENCE_SECONDS = 5.0
 # Before requests that wait at the target, so that load cannot starve it.
 PRIORITY = 1
 
@@ -172,6 +175,7 @@ class Canary:
                 max_tokens=min(max_tokens, context - len(prompt)),
                 ignore_eos=True,
                 draft_length=draft_length,
+                patience_seconds=PATIENCE_SECONDS if draft_length else 0.0,
             ),
             default_max_tokens=None,
             priority=PRIORITY,

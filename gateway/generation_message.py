@@ -41,6 +41,10 @@ def options_from(message: generation_pb2.GenerateRequest, deadline_seconds: floa
             f"a list of {len(message.stop_token_ids)}",
             f"at most {MAX_STOP_TOKEN_IDS}",
         )
+    if message.speculation.HasField("patience_seconds"):
+        raise InvalidArgument(
+            "speculation.patience_seconds", message.speculation.patience_seconds, "unset by clients"
+        )
     has_draft_length = message.speculation.HasField("draft_length")
     return Options(
         sampling=sampling_parameters_from(message.sampling),

@@ -22,6 +22,8 @@ class Options:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     draft_length: int | None = None
+    # How long a step may wait for a draft while nothing else decodes: for canaries only.
+    patience_seconds: float = 0.0
     # Seconds from now; 0 = none.
     deadline_seconds: float = 0.0
 
@@ -39,6 +41,7 @@ class GenerationRequest:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     draft_length: int | None = None
+    patience_seconds: float = 0.0
     deadline_seconds: float = 0.0
     priority: int = 0
 
@@ -56,7 +59,9 @@ class GenerationRequest:
             speculation=(
                 None
                 if self.draft_length is None
-                else sampling_pb2.SpeculationOverride(draft_length=self.draft_length)
+                else sampling_pb2.SpeculationOverride(
+                    draft_length=self.draft_length, patience_seconds=self.patience_seconds
+                )
             ),
         )
 

@@ -114,6 +114,7 @@ def generation_request(
         stop_token_ids=options.stop_token_ids,
         ignore_eos=options.ignore_eos,
         draft_length=options.draft_length,
+        patience_seconds=options.patience_seconds,
         deadline_seconds=options.deadline_seconds,
         priority=priority,
     )

@@ -1,6 +1,7 @@
 """Turns of the engine thread: batches over links, work in between, nothing kept."""
 
 import gc
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -92,7 +93,7 @@ def test_the_steps_of_several_targets_are_proposed_for_in_one_batch() -> None:
                 target_boot_id=8, stream_epoch=1, sequences=[open_of(0, [20, 21])]
             )
         ),
-        0.0,
+        time.monotonic(),
     )
     first.prepare()
     runner = drafter._runner
@@ -100,7 +101,7 @@ def test_the_steps_of_several_targets_are_proposed_for_in_one_batch() -> None:
     first.receive(step=first.client.step_of(Row(0, TEXT, 0, draft_length=3)))
     step = first.client.step_of(Row(0, [20, 21], 0, draft_length=2))
     step.target_boot_id = 8
-    first.proposer.receive(second, draft_pb2.LinkRequest(step=step), 0.0)
+    first.proposer.receive(second, draft_pb2.LinkRequest(step=step), time.monotonic())
     first.proposer.propose()
     answers = dict(first.proposer.take_answers())
     assert drafts_in(answers[first.terms].draft) == {0: continued(TEXT, 3)}

@@ -121,7 +121,7 @@ def test_auto_is_nowhere_worse_than_any_other_length(seconds, max_draft_length, 
 
 @given(st.integers(0, 20))
 def test_expected_tokens_are_the_geometric_sum(length: int):
-    assert expected_emitted_tokens(length) == pytest.approx(sum(0.6**i for i in range(length + 1)))
+    assert expected_emitted_tokens(length) == pytest.approx(sum(0.4**i for i in range(length + 1)))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Clients that know nothing of this project: the openai package, and gRPC by reflection alone."""
 
 import json
+from collections.abc import Iterator
 
 import grpc
 import httpx
@@ -19,12 +20,13 @@ QUESTION = "What is the capital of France? Answer in one sentence."
 
 
 @pytest.fixture(scope="module")
-def client(ngram_cluster: Cluster) -> openai.OpenAI:
-    return openai.OpenAI(
+def client(ngram_cluster: Cluster) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(
         base_url=f"{ngram_cluster.url}/v1",
         api_key="unused",
         http_client=openai.DefaultHttpxClient(trust_env=False),
-    )
+    ) as client:
+        yield client
 
 
 def test_the_openai_package_chats_streams_and_completes(
@@ -87,10 +89,12 @@ class ReflectingClient:
 
 
 @pytest.fixture(scope="module")
-def reflecting(ngram_cluster: Cluster) -> ReflectingClient:
+def reflecting(ngram_cluster: Cluster) -> Iterator[ReflectingClient]:
     page = ngram_cluster.get("/status").json()
     port = page["details"]["gateway"]["configuration"]["port"]
-    return ReflectingClient(f"127.0.0.1:{port}")
+    client = ReflectingClient(f"127.0.0.1:{port}")
+    yield client
+    client.channel.close()
 
 
 def test_a_client_that_only_has_reflection_finds_and_calls_everything(

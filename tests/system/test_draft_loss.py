@@ -60,3 +60,21 @@ def test_streams_finish_with_the_same_tokens_and_drafts_come_back(way: str) -> N
             assert cluster.process_id("draft") != draft
             assert any("draft died (signal 9" in line for line in cluster.errors + cluster.output)
         assert cluster.stop() == 0
+
+
+def test_a_slow_draft_service_changes_neither_readiness_nor_tokens_and_is_left_alone() -> None:
+    with running_cluster(
+        "--draft", "ngram", "--speculation", "fixed",
+        OUTRIDER_INJECT_FAULT="draft:propose:delay=0.4",
+    ) as cluster:  # fmt: skip
+        prompt = "a b c d a b c d a b c d a b"
+        started = time.monotonic()
+        slow = cluster.complete(prompt=prompt, max_tokens=60, temperature=0)
+        seconds = time.monotonic() - started
+        plain = cluster.complete(
+            prompt=prompt, max_tokens=60, temperature=0, speculation={"draft_length": 0}
+        )
+        assert slow["choices"][0]["token_ids"] == plain["choices"][0]["token_ids"]
+        # Waiting for every draft would take 60 times 0.4 s.
+        assert seconds < 8
+        assert cluster.metrics()['outrider_bypass_steps_total{reason="circuit_open"}'] > 0
