@@ -19,6 +19,7 @@ from outrider.serving.channel import open_channel
 from outrider.serving.concurrency import run_until_first_ends
 from outrider.v1 import draft_pb2, draft_pb2_grpc, status_pb2
 from target_service.circuit_breaker import Circuit, CircuitBreaker
+from target_service.link_handshake import LinkLost, LinkRefused, read, shake_hands
 from target_service.statistics import Statistics
 
 logger = logging.getLogger(__name__)
@@ -32,10 +33,6 @@ MAX_RECONNECT_PAUSE_SECONDS = 1.0
 STATUS_PERIOD_SECONDS = 1.0
 # More unsent messages than this: the peer has stopped reading.
 MAX_QUEUED_MESSAGES = 64
-
-
-class LinkLost(Exception):
-    """The stream is of no further use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,15 +153,18 @@ class DraftLink:
                 self._stream_epoch += 1
                 try:
                     await self._run_stream(late_after_seconds)
+                except LinkRefused as error:
+                    state, reason = status_pb2.LINK_STATE_REFUSED, str(error)
                 except (grpc.aio.AioRpcError, LinkLost, TimeoutError) as error:
-                    reason = _words(error)
+                    state, reason = status_pb2.LINK_STATE_CONNECTING, _words(error)
                 had_link = self._view.stream_epoch != 0
                 with self._condition:
                     self._view = NO_LINK
                     self._asked.clear()
                     self._condition.notify_all()
-                if self._stream_state != status_pb2.LINK_STATE_REFUSED:
-                    self._set_state(status_pb2.LINK_STATE_CONNECTING, reason)
+                if state == status_pb2.LINK_STATE_REFUSED and reason != self._reason:
+                    logger.error("link to %s refused: %s", self.address, reason)
+                self._set_state(state, reason)
                 if had_link:
                     logger.warning("link to %s lost: %s", self.address, reason)
                     pause = FIRST_RECONNECT_PAUSE_SECONDS
@@ -177,8 +177,12 @@ class DraftLink:
         outgoing: asyncio.Queue[draft_pb2.LinkRequest] = asyncio.Queue()
         async with open_channel(self.address) as channel:
             call = draft_pb2_grpc.DraftServiceStub(channel).Link()  # type: ignore[no-untyped-call]
+            if self._stream_state != status_pb2.LINK_STATE_REFUSED:
+                self._set_state(status_pb2.LINK_STATE_HANDSHAKING, "")
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_SECONDS):
-                reply = await self._shake_hands(call)
+                self._count("sent", "hello")
+                reply = await shake_hands(call, self._hello, self._stream_epoch)
+            self._count("received", "hello")
             self._outgoing = outgoing
             self._last_received = time.monotonic()
             with self._condition:
@@ -199,31 +203,6 @@ class DraftLink:
                 self._ping(outgoing),
             )
 
-    async def _shake_hands(self, call: "grpc.aio.StreamStreamCall") -> draft_pb2.HelloReply:  # type: ignore[type-arg]
-        if self._stream_state != status_pb2.LINK_STATE_REFUSED:
-            self._set_state(status_pb2.LINK_STATE_HANDSHAKING, "")
-        hello = draft_pb2.Hello()
-        hello.CopyFrom(self._hello)
-        hello.stream_epoch = self._stream_epoch
-        await call.write(draft_pb2.LinkRequest(hello=hello))
-        self._count("sent", "hello")
-        response = await _read(call)
-        if not response.HasField("hello"):
-            raise LinkLost(f"{response.WhichOneof('kind')} instead of an answer to the handshake")
-        self._count("received", "hello")
-        reply: draft_pb2.HelloReply = response.hello
-        if reply.HasField("refusal"):
-            refusal = reply.refusal
-            reason = (
-                f"{refusal.field}: the target has {refusal.target_value}, "
-                f"the draft {refusal.draft_value}"
-            )
-            if self._reason != reason:
-                logger.error("link to %s refused: %s", self.address, reason)
-            self._set_state(status_pb2.LINK_STATE_REFUSED, reason)
-            raise LinkLost(reason)
-        return reply
-
     async def _write(
         self,
         call: "grpc.aio.StreamStreamCall",  # type: ignore[type-arg]
@@ -242,7 +221,7 @@ class DraftLink:
         late_after_seconds: Callable[[], float],
     ) -> None:
         while True:
-            response = await _read(call)
+            response = await read(call)
             kind = response.WhichOneof("kind")
             if kind is None:
                 continue
@@ -324,15 +303,6 @@ class DraftLink:
             round_trip_p95_seconds=self._statistics.link_round_trip.quantile(0.95),
             feature_transport="none",
         )
-
-
-async def _read(call: "grpc.aio.StreamStreamCall") -> draft_pb2.LinkResponse:  # type: ignore[type-arg]
-    response = await call.read()
-    if not isinstance(response, draft_pb2.LinkResponse):
-        # The end of the messages; the call's own status says why.
-        code, details = await call.code(), await call.details()
-        raise LinkLost(f"the draft service ended the stream: {code.name}: {details}")
-    return response
 
 
 def _words(error: grpc.aio.AioRpcError | LinkLost | TimeoutError) -> str:

@@ -1,5 +1,4 @@
-"""Drafts over the link: which sequences the draft service knows, what it must be told, what it may
-answer.
+"""Drafts over the link: what is asked for, how long it is waited for, what of it is used.
 
 Nothing that comes back is trusted: a row is used only if its stamps are those of the live sequence.
 """
@@ -11,28 +10,15 @@ from outrider.serving.columns import MalformedColumn
 from outrider.v1 import draft_pb2
 from target_service import policy
 from target_service.circuit_breaker import Circuit
-from target_service.codec import (
-    DraftRow,
-    Stamp,
-    StepRow,
-    decode_draft,
-    decode_rows,
-    encode_close,
-    encode_open,
-    encode_step,
-)
-from target_service.draft_link import DraftLink, LinkView
+from target_service.codec import DraftRow, decode_draft, decode_rows, encode_step
+from target_service.draft_link import DraftLink
 from target_service.draft_wait import MAX_EXTRA_SECONDS, DraftWait
 from target_service.drafts import NOTHING_COLLECTED, Collected
 from target_service.sequence import Sequence as TokenSequence
 from target_service.slots import SlotTable
 from target_service.statistics import Statistics
-from target_service.token_bucket import TokenBucket
+from target_service.told import Told
 
-# Tokens of sequences that are opened again after a resync or a reconnect: a burst, and the rate
-# behind it.
-RESYNC_BURST_TOKENS = 65_536
-RESYNC_TOKENS_PER_SECOND = 65_536
 # Of the wait, what the draft service may use; the rest is the way there and back.
 DRAFTING_SHARE = 0.9
 
@@ -56,20 +42,12 @@ class LinkedDrafts:
         self._wait = wait
         self._statistics = statistics
         self._slots = SlotTable(num_slots)
+        self._told = Told(target_boot_id, self._slots)
         self._view = link.view()
-        # Committed tokens that the draft service was told of on this stream, by arrival.
-        self._told: dict[int, int] = {}
-        # Sequences that it will not serve on this stream, by arrival.
-        self._refused: set[int] = set()
-        # Sequences that were open before a reconnect or a resync: opening them again is
-        # rate-limited.
-        self._again: set[int] = set()
-        self._resyncs = TokenBucket(RESYNC_BURST_TOKENS, RESYNC_TOKENS_PER_SECOND)
-        self._unsent_opens: list[TokenSequence] = []
-        self._unsent_closes: list[tuple[int, int]] = []
         self._step_id = 0
+        # What was asked for last, by the sequence's arrival.
         self._asked_lengths: dict[int, int] = {}
-        # When the wait for the drafts asked for last is over, in time.perf_counter seconds.
+        # When the wait for it is over, in time.perf_counter seconds.
         self._wait_until = 0.0
 
     def unavailable(self, sequences: Sequence[TokenSequence]) -> str | None:
@@ -84,48 +62,30 @@ class LinkedDrafts:
         for sequence in sequences:
             self._slots.take(sequence)
             if sequence.request.draft_length_override != 0:
-                self._unsent_opens.append(sequence)
+                self._told.started(sequence)
 
     def stopped(self, sequence: TokenSequence) -> None:
-        slot = self._slots.give_back(sequence)
-        if self._told.pop(sequence.arrival, None) is not None:
-            self._unsent_closes.append(slot)
-        self._refused.discard(sequence.arrival)
-        self._again.discard(sequence.arrival)
+        self._told.stopped(sequence, self._slots.give_back(sequence))
         self._asked_lengths.pop(sequence.arrival, None)
-        if sequence in self._unsent_opens:
-            self._unsent_opens.remove(sequence)
 
     def ask(self, sequences: Sequence[TokenSequence], draft_lengths: Mapping[int, int]) -> None:
         self._follow_stream()
         self._asked_lengths.clear()
         view = self._view
-        if not view.stream_epoch:
+        if not view.stream_epoch or not view.max_draft_length:
             return
-        messages = self._held_back_messages()
-        opened, rows = [], []
-        for sequence in sequences:
-            draft_length = min(draft_lengths[sequence.arrival], view.max_draft_length)
-            if draft_length < 1 or not self._may_ask(sequence, view):
-                continue
-            told = self._told.get(sequence.arrival)
-            if told is None:
-                if not self._may_open(sequence):
-                    continue
-                opened.append(self._open(sequence))
-                told = sequence.committed_length
-            rows.append(
-                StepRow(
-                    stamp=self._stamp(sequence),
-                    committed_token_ids=sequence.token_ids[told:],
-                    draft_length=draft_length,
-                )
-            )
-            self._told[sequence.arrival] = sequence.committed_length
-            self._asked_lengths[sequence.arrival] = draft_length
-        if opened:
-            messages.append(self._open_message(opened))
+        messages = self._told.held_back(view)
+        wanted = [sequence for sequence in sequences if self._told.may_ask(sequence, view)]
+        lengths = [
+            min(draft_lengths[sequence.arrival], view.max_draft_length) for sequence in wanted
+        ]
+        opens, rows, asked = self._told.catch_up(wanted, lengths, view)
+        messages.extend(opens)
         if rows:
+            self._asked_lengths = {
+                sequence.arrival: row.draft_length
+                for sequence, row in zip(asked, rows, strict=True)
+            }
             self._step_id += 1
             wait = self._wait_seconds(sequences)
             self._wait_until = time.perf_counter() + wait
@@ -170,7 +130,7 @@ class LinkedDrafts:
             return
         self._follow_stream()
         if self._view.stream_epoch:
-            messages = self._held_back_messages()
+            messages = self._told.held_back(self._view)
             if messages:
                 self._link.send(self._view.stream_epoch, messages)
 
@@ -206,75 +166,10 @@ class LinkedDrafts:
 
     def _follow_stream(self) -> None:
         view = self._link.view()
-        if view.stream_epoch == self._view.stream_epoch:
-            return
-        self._view = view
-        self._again.update(self._told)
-        self._told.clear()
-        self._refused.clear()
-        self._unsent_closes.clear()
-        self._asked_lengths.clear()
-
-    def _may_ask(self, sequence: TokenSequence, view: LinkView) -> bool:
-        return (
-            sequence.arrival not in self._refused
-            and sequence.committed_length < view.max_sequence_length
-        )
-
-    def _may_open(self, sequence: TokenSequence) -> bool:
-        if sequence.arrival not in self._again:
-            return True
-        if not self._resyncs.take(sequence.committed_length):
-            return False
-        self._again.discard(sequence.arrival)
-        return True
-
-    def _held_back_messages(self) -> list[draft_pb2.LinkRequest]:
-        messages = []
-        if self._unsent_closes:
-            messages.append(
-                draft_pb2.LinkRequest(
-                    close=encode_close(
-                        target_boot_id=self._target_boot_id,
-                        stream_epoch=self._view.stream_epoch,
-                        rows=self._unsent_closes,
-                    )
-                )
-            )
-            self._unsent_closes = []
-        opens = [
-            self._open(sequence)
-            for sequence in self._unsent_opens
-            if sequence.arrival not in self._told
-            and self._may_ask(sequence, self._view)
-            and self._may_open(sequence)
-        ]
-        self._unsent_opens = []
-        if opens:
-            messages.append(self._open_message(opens))
-        return messages
-
-    def _open(self, sequence: TokenSequence) -> draft_pb2.Open:
-        self._told[sequence.arrival] = sequence.committed_length
-        return encode_open(self._stamp(sequence), sequence.token_ids, sequence.request.sampling)
-
-    def _open_message(self, opens: Sequence[draft_pb2.Open]) -> draft_pb2.LinkRequest:
-        return draft_pb2.LinkRequest(
-            open=draft_pb2.OpenBatch(
-                target_boot_id=self._target_boot_id,
-                stream_epoch=self._view.stream_epoch,
-                sequences=opens,
-            )
-        )
-
-    def _stamp(self, sequence: TokenSequence) -> Stamp:
-        slot, generation = self._slots.find(sequence)
-        return Stamp(
-            slot=slot,
-            generation=generation,
-            base_length=sequence.committed_length,
-            prefix_hash=sequence.prefix_hash,
-        )
+        if view.stream_epoch != self._view.stream_epoch:
+            self._view = view
+            self._told.start_stream()
+            self._asked_lengths.clear()
 
     def _take(
         self,
@@ -285,19 +180,17 @@ class LinkedDrafts:
         """One message. A malformed one is counted and dropped; it never ends the stream."""
         try:
             if response.HasField("draft"):
-                draft = response.draft
-                if not self._is_of_this_stream(draft):
+                if self._is_of_this_stream(response.draft):
+                    for row in decode_draft(response.draft):
+                        self._take_row(row, live, drafts)
+                else:
                     self._drop("epoch")
-                    return
-                for row in decode_draft(draft):
-                    self._take_row(row, live, drafts)
             elif response.HasField("resync"):
                 for sequence in self._named(decode_rows(response.resync)):
-                    self._told.pop(sequence.arrival, None)
-                    self._again.add(sequence.arrival)
+                    self._told.forgot(sequence)
             elif response.HasField("refuse"):
                 for sequence in self._named(decode_rows(response.refuse)):
-                    self._refused.add(sequence.arrival)
+                    self._told.refuse(sequence)
         except MalformedColumn:
             self._drop("malformed")
             self._link.judge_row(is_usable=False)
@@ -312,8 +205,7 @@ class LinkedDrafts:
     def _take_row(self, row: DraftRow, live: set[int], drafts: dict[int, tuple[int, ...]]) -> None:
         sequence = self._slots.holder(row.stamp.slot)
         if not all(0 <= token_id < self._vocab_size for token_id in row.token_ids):
-            self._drop("token_range")
-            self._link.judge_row(is_usable=False)
+            self._drop_unusable("token_range")
         elif sequence is None:
             self._drop("slot")
         elif row.stamp.generation != self._slots.generation(row.stamp.slot):
@@ -321,13 +213,11 @@ class LinkedDrafts:
         elif row.stamp.base_length != sequence.committed_length:
             self._drop("base_length")
         elif row.stamp.prefix_hash != sequence.prefix_hash:
-            self._drop("prefix_hash")
-            self._link.judge_row(is_usable=False)
+            self._drop_unusable("prefix_hash")
         elif sequence.arrival not in live or sequence.arrival not in self._asked_lengths:
             self._drop("not_asked")
         elif len(row.token_ids) > self._asked_lengths[sequence.arrival]:
-            self._drop("draft_length")
-            self._link.judge_row(is_usable=False)
+            self._drop_unusable("draft_length")
         elif row.token_ids:
             self._link.judge_row(is_usable=True)
             drafts[sequence.arrival] = row.token_ids
@@ -341,7 +231,13 @@ class LinkedDrafts:
         return named
 
     def _drop(self, reason: str) -> None:
+        """A row that came too late, or for a sequence that is not there any more."""
         self._statistics.draft_rows_dropped[reason] += 1
+
+    def _drop_unusable(self, reason: str) -> None:
+        """A row that no state of the target would have made right."""
+        self._drop(reason)
+        self._link.judge_row(is_usable=False)
 
 
 def _patience_seconds(sequences: Sequence[TokenSequence]) -> float:

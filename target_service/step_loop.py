@@ -8,19 +8,15 @@ import queue
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
-from outrider.engine.acceptance import verify
-from outrider.engine.runner import Runner, SequenceRows
-from outrider.engine.sampling import sample
+from outrider.engine.acceptance import Verdict
+from outrider.engine.runner import Runner
 from outrider.v1 import generation_pb2, target_pb2
 from target_service import policy as reasons
+from target_service.batch import Batch, DecodeRow, Logits
 from target_service.drafts import NOTHING_COLLECTED, Collected, DraftSource
 from target_service.policy import Policy
-from target_service.scheduler import PrefillChunk, Scheduler
+from target_service.scheduler import Scheduler
 from target_service.sequence import (
     Outcome,
     ReportSink,
@@ -34,14 +30,6 @@ IDLE_POLL_SECONDS = 0.05
 
 Command = Callable[["StepLoop"], None]
 Activity = Callable[[str], AbstractContextManager[None]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeRow:
-    """One decoding sequence of a step, with the draft that it verifies, if any."""
-
-    sequence: TokenSequence
-    draft_token_ids: tuple[int, ...]
 
 
 class StepLoop:
@@ -129,35 +117,31 @@ class StepLoop:
             started = time.perf_counter()
             self._drafts.started(self._scheduler.start_waiting())
             collected = self._collect()
-            decode_rows = self._reserve(collected)
-            chunks = self._scheduler.prefill_chunks(
-                sum(1 + len(row.draft_token_ids) for row in decode_rows)
-            )
-            is_speculative = any(row.draft_token_ids for row in decode_rows)
-            with self._activity("verify") if is_speculative else nullcontext():
+            batch = self._batch(collected)
+            with self._activity("verify") if batch.is_speculative else nullcontext():
                 forward_started = time.perf_counter()
-                logits = self._forward(decode_rows, chunks)
+                logits = batch.forward(self._runner)
                 forward_seconds = time.perf_counter() - forward_started
-                outcomes = self._commit(decode_rows, chunks, logits)
-            self._count_bypass(decode_rows, collected)
+                outcomes = self._commit(batch, logits)
+            self._count_bypass(batch.decode_rows, collected)
             self._ask()
             seconds = time.perf_counter() - started
             self._step_id += 1
-            self._statistics.count_step(is_speculative=is_speculative, seconds=seconds)
+            self._statistics.count_step(is_speculative=batch.is_speculative, seconds=seconds)
             self._drafts.observe(
                 collected=collected,
-                decode_rows=len(decode_rows),
+                decode_rows=len(batch.decode_rows),
                 seconds=seconds - collected.waited_seconds,
                 emitted_tokens=sum(len(outcome.emitted_token_ids) for _, outcome in outcomes),
-                is_pure=not chunks,
+                is_pure=not batch.chunks,
             )
             self._report(
                 outcomes,
                 StepSummary(
                     step_id=self._step_id,
-                    is_speculative=is_speculative,
-                    decode_rows=len(decode_rows),
-                    prefill_tokens=sum(chunk.length for chunk in chunks),
+                    is_speculative=batch.is_speculative,
+                    decode_rows=len(batch.decode_rows),
+                    prefill_tokens=batch.prefill_tokens,
                     running_sequences=len(self._scheduler.running),
                     waiting_sequences=self._scheduler.num_waiting,
                     forward_seconds=forward_seconds,
@@ -197,14 +181,15 @@ class StepLoop:
             return NOTHING_COLLECTED
         return self._drafts.collect(decoding)
 
-    def _reserve(self, collected: Collected) -> list[DecodeRow]:
+    def _batch(self, collected: Collected) -> Batch:
+        """The next step's rows, with their blocks reserved."""
         lengths = {
             sequence.arrival: min(len(collected.drafts[sequence.arrival]), sequence.room - 1)
             for sequence in self._scheduler.decoding()
             if sequence.arrival in collected.drafts
         }
         remaining = self._scheduler.reserve_decode_rows(lengths)
-        return [
+        decode_rows = [
             DecodeRow(
                 sequence=sequence,
                 draft_token_ids=collected.drafts.get(sequence.arrival, ())[
@@ -213,70 +198,20 @@ class StepLoop:
             )
             for sequence in remaining
         ]
-
-    def _forward(
-        self, decode_rows: Sequence[DecodeRow], chunks: Sequence[PrefillChunk]
-    ) -> npt.NDArray[np.float32]:
-        """One ragged forward. Returns float32 [rows with logits, vocab]: verify rows, then last
-        prefill rows.
-        """
-        batch = [
-            SequenceRows(
-                token_ids=(row.sequence.token_ids[-1], *row.draft_token_ids),
-                start=row.sequence.cached_length,
-                block_table=row.sequence.block_table,
-                num_logits=1 + len(row.draft_token_ids),
-            )
-            for row in decode_rows
-        ]
-        for chunk in chunks:
-            start = chunk.sequence.cached_length
-            batch.append(
-                SequenceRows(
-                    token_ids=chunk.sequence.token_ids[start : start + chunk.length],
-                    start=start,
-                    block_table=chunk.sequence.block_table,
-                    num_logits=1 if chunk.is_last else 0,
-                )
-            )
-        return self._runner.forward(batch)
-
-    def _commit(
-        self,
-        decode_rows: Sequence[DecodeRow],
-        chunks: Sequence[PrefillChunk],
-        logits: npt.NDArray[np.float32],
-    ) -> list[tuple[TokenSequence, Outcome]]:
-        outcomes = []
-        first_row = 0
-        for row in decode_rows:
-            count = 1 + len(row.draft_token_ids)
-            outcomes.append(
-                self._commit_verdict(
-                    row.sequence, row.draft_token_ids, logits[first_row : first_row + count]
-                )
-            )
-            first_row += count
-        for chunk in chunks:
-            sequence = chunk.sequence
-            if not chunk.is_last:
-                sequence.cached_length += chunk.length
-                continue
-            outcomes.append(self._commit_verdict(sequence, (), logits[first_row : first_row + 1]))
-            first_row += 1
-        return outcomes
-
-    def _commit_verdict(
-        self,
-        sequence: TokenSequence,
-        draft_token_ids: tuple[int, ...],
-        logits: npt.NDArray[np.float32],  # [1 + draft length, vocab]
-    ) -> tuple[TokenSequence, Outcome]:
-        base_length = sequence.committed_length
-        sampling = sequence.request.sampling
-        verdict = verify(
-            draft_token_ids, lambda row: sample(logits[row], sampling, base_length + row)
+        chunks = self._scheduler.prefill_chunks(
+            sum(1 + len(row.draft_token_ids) for row in decode_rows)
         )
+        return Batch(decode_rows=decode_rows, chunks=chunks)
+
+    def _commit(self, batch: Batch, logits: Logits) -> list[tuple[TokenSequence, Outcome]]:
+        verdicts = batch.verdicts(logits)
+        for chunk in batch.chunks:
+            if not chunk.is_last:
+                chunk.sequence.cached_length += chunk.length
+        return [self._commit_verdict(row, verdict) for row, verdict in verdicts]
+
+    def _commit_verdict(self, row: DecodeRow, verdict: Verdict) -> tuple[TokenSequence, Outcome]:
+        sequence, draft_token_ids = row.sequence, row.draft_token_ids
         emitted, finish_reason = sequence.commit(verdict.emitted_token_ids(draft_token_ids))
         # The rows of the committed tokens before the last are in the cache; what a rejected draft
         # wrote behind them is overwritten by the next step.

@@ -5,7 +5,6 @@ It holds the one thing that is not there yet, the result of boot, and gives it o
 SERVING. It does not know what is booted, nor how the status is sent.
 """
 
-import asyncio
 import logging
 import os
 import secrets
@@ -20,23 +19,14 @@ from outrider import __file__ as package_file
 from outrider import __version__
 from outrider.serving.errors import NotServing
 from outrider.serving.faults import FaultInjector
+from outrider.serving.revision import Revision
+from outrider.serving.stage_list import StageList
 from outrider.serving.stages import state_name, state_of_stage
 from outrider.v1 import status_pb2
 
 logger = logging.getLogger(__name__)
 
 Booted = TypeVar("Booted")
-
-
-@dataclass(slots=True, kw_only=True)
-class _StageRecord:
-    """Owned by Lifecycle, under its lock."""
-
-    name: str
-    state: status_pb2.StageState
-    started: float = 0.0
-    seconds: float = 0.0
-    detail: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,17 +77,13 @@ class Lifecycle(Generic[Booted]):
         self._started = time.monotonic()
         self._lock = threading.RLock()
         self._state: status_pb2.ServiceState = status_pb2.SERVICE_STATE_LOADING
-        self._stages = {
-            name: _StageRecord(name=name, state=status_pb2.STAGE_STATE_PENDING) for name in stages
-        }
-        self._current_stage: str = stages[0]
+        self._stages = StageList(stages)
         self._activities: list[_Activity] = []
         self._failure: status_pb2.Failure | None = None
         self._facts = Facts()
         self._booted: Booted | None = None
-        self._revision = 0
+        self._revision = Revision()
         self._is_over = False
-        self._watchers: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
 
     # Start-up.
 
@@ -108,15 +94,12 @@ class Lifecycle(Generic[Booted]):
         counts.
         """
         with self._lock:
-            if self._stages[stage].state == status_pb2.STAGE_STATE_RUNNING:
+            current = self._stages.current
+            if current.name == stage and current.is_running:
                 return
-            self._leave_current_stage()
-            record = self._stages[stage]
-            record.state = status_pb2.STAGE_STATE_RUNNING
-            record.started = time.monotonic()
-            self._current_stage = stage
+            self._stages.enter(stage)
             self._advance(state_of_stage(stage))
-            self._publish()
+            self._revision.bump()
         logger.info("%s: %s", self.service, stage)
         self._faults.fire(stage)
 
@@ -124,16 +107,14 @@ class Lifecycle(Generic[Booted]):
         """Enters a stage that has nothing to do here, and says why."""
         self.enter(stage)
         with self._lock:
-            record = self._stages[stage]
-            record.state = status_pb2.STAGE_STATE_SKIPPED
-            record.detail = reason
-            self._publish()
+            self._stages.skip(reason)
+            self._revision.bump()
 
     def note(self, detail: str) -> None:
         """A line of detail about the current stage."""
         with self._lock:
-            self._stages[self._current_stage].detail = detail
-            self._publish()
+            self._stages.current.detail = detail
+            self._revision.bump()
 
     def describe(
         self, *, model_fingerprint: str = "", device: str = "", limits: Mapping[str, str]
@@ -143,23 +124,23 @@ class Lifecycle(Generic[Booted]):
             self._facts.model_fingerprint = model_fingerprint
             self._facts.device = device
             self._facts.limits = dict(limits)
-            self._publish()
+            self._revision.bump()
 
     def set_links(self, links: Sequence[status_pb2.LinkStatus]) -> None:
         """The state of a target's links."""
         with self._lock:
             self._facts.links = tuple(links)
-            self._publish()
+            self._revision.bump()
 
     def serve(self, booted: Booted) -> None:
         """The service is whole and has done its work once: requests may come."""
         with self._lock:
             if self._state in (status_pb2.SERVICE_STATE_FAILED, status_pb2.SERVICE_STATE_DRAINING):
                 return
-            self._leave_current_stage()
+            self._stages.leave()
             self._booted = booted
             self._advance(status_pb2.SERVICE_STATE_SERVING)
-            self._publish()
+            self._revision.bump()
         logger.info("%s: SERVING", self.service)
 
     def ready(self) -> Booted:
@@ -181,23 +162,18 @@ class Lifecycle(Generic[Booted]):
         started = time.monotonic()
         with self._lock:
             self._activities.append(_Activity(name=name, started=started))
-            is_first = name not in self._stages
-            if is_first:
-                self._stages[name] = _StageRecord(
-                    name=name, state=status_pb2.STAGE_STATE_RUNNING, started=started
-                )
-                self._publish()
+            first = None if name in self._stages else self._stages.add(name)
+            if first is not None:
+                self._revision.bump()
         self._faults.fire(name)
         yield
         # Not in a `finally`: after an exception the activity stays, so that the failure is put
         # down to it.
         with self._lock:
             self._activities.pop()
-            if is_first:
-                record = self._stages[name]
-                record.state = status_pb2.STAGE_STATE_DONE
-                record.seconds = time.monotonic() - started
-                self._publish()
+            if first is not None:
+                first.end(status_pb2.STAGE_STATE_DONE)
+                self._revision.bump()
 
     def guard(self, work: Callable[[], None]) -> None:
         """Runs the whole of a thread's work; whatever leaves it makes the service FAILED."""
@@ -220,24 +196,21 @@ class Lifecycle(Generic[Booted]):
             self._state = status_pb2.SERVICE_STATE_FAILED
             self._booted = None
             self._failure = status_pb2.Failure(stage=stage, reason=reason)
-            record = self._stages.get(stage)
-            if record is not None:
-                record.state = status_pb2.STAGE_STATE_FAILED
-                record.seconds = time.monotonic() - record.started if record.started else 0.0
-            self._publish()
+            self._stages.fail(stage)
+            self._revision.bump()
         logger.error("%s: FAILED in stage %s: %s", self.service, stage, reason)
 
     def drain(self) -> None:
         """DRAINING: nothing new is taken."""
         with self._lock:
             self._advance(status_pb2.SERVICE_STATE_DRAINING)
-            self._publish()
+            self._revision.bump()
 
     def end(self) -> None:
         """The process is about to leave: watchers are told the last state and let go."""
         with self._lock:
             self._is_over = True
-            self._publish()
+            self._revision.bump()
 
     def check_timeouts(self) -> None:
         """Makes the service FAILED if its stage or activity takes too long. Called by the
@@ -254,7 +227,7 @@ class Lifecycle(Generic[Booted]):
                         f"(--step-timeout {self._timeouts.activity_seconds:g})",
                     )
             elif self._state < status_pb2.SERVICE_STATE_SERVING:
-                record = self._stages[self._current_stage]
+                record = self._stages.current
                 if record.started and now - record.started > self._timeouts.stage_seconds:
                     self.fail(
                         record.name,
@@ -286,7 +259,7 @@ class Lifecycle(Generic[Booted]):
     def current_point(self) -> str:
         """The innermost activity, or the start-up stage."""
         with self._lock:
-            return self._activities[-1].name if self._activities else self._current_stage
+            return self._activities[-1].name if self._activities else self._stages.current.name
 
     def words(self) -> str:
         """State, stage and reason in one line."""
@@ -294,9 +267,9 @@ class Lifecycle(Generic[Booted]):
             if self._failure is not None:
                 return f"FAILED in stage {self._failure.stage}: {self._failure.reason}"
             if self._state < status_pb2.SERVICE_STATE_SERVING:
-                record = self._stages[self._current_stage]
-                detail = f": {record.detail}" if record.detail else ""
-                return f"{state_name(self._state)} in stage {self._current_stage}{detail}"
+                current = self._stages.current
+                detail = f": {current.detail}" if current.detail else ""
+                return f"{state_name(self._state)} in stage {current.name}{detail}"
             return state_name(self._state)
 
     def status(self) -> status_pb2.ServiceStatus:
@@ -306,19 +279,7 @@ class Lifecycle(Generic[Booted]):
             return status_pb2.ServiceStatus(
                 service=self.service,
                 state=self._state,
-                stages=[
-                    status_pb2.Stage(
-                        name=record.name,
-                        state=record.state,
-                        seconds=(
-                            now - record.started
-                            if record.state == status_pb2.STAGE_STATE_RUNNING
-                            else record.seconds
-                        ),
-                        detail=record.detail,
-                    )
-                    for record in self._stages.values()
-                ],
+                stages=[record.to_message() for record in self._stages],
                 failure=self._failure,
                 version=__version__,
                 source_file=package_file or "",
@@ -334,38 +295,12 @@ class Lifecycle(Generic[Booted]):
 
     @property
     def revision(self) -> int:
-        """Grows with every change."""
-        return self._revision
+        """Grows with every change of the status."""
+        return self._revision.value
 
     async def changed_since(self, revision: int) -> None:
-        """Returns once `revision` is no longer the latest. Every watcher has its own event, so
-        none misses one.
-        """
-        loop = asyncio.get_running_loop()
-        event = asyncio.Event()
-        with self._lock:
-            if self._revision != revision:
-                return
-            self._watchers.add((loop, event))
-        try:
-            await event.wait()
-        finally:
-            with self._lock:
-                self._watchers.discard((loop, event))
+        """Returns once `revision` is no longer the latest."""
+        await self._revision.after(revision)
 
     def _advance(self, state: status_pb2.ServiceState) -> None:
         self._state = max(self._state, state)
-
-    def _leave_current_stage(self) -> None:
-        record = self._stages[self._current_stage]
-        if record.started:
-            record.seconds = time.monotonic() - record.started
-        if record.state == status_pb2.STAGE_STATE_RUNNING:
-            record.state = status_pb2.STAGE_STATE_DONE
-
-    def _publish(self) -> None:
-        self._revision += 1
-        for loop, event in self._watchers:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(event.set)
-        self._watchers.clear()
