@@ -1,6 +1,6 @@
 """Step time of the engine beside a bare loop of the same model's matrix products.
 
-    python bench/step_time.py [--model PATH] [--dtype bfloat16] [--context 200] [--threads 2]
+    python -m bench.step_time [--model PATH] [--dtype bfloat16] [--context 200] [--threads 2]
 
 The bare loop multiplies by the plain weights with torch's linear function, one product after
 another, and does nothing else; it is the figure to stay near.
@@ -8,12 +8,13 @@ another, and does nothing else; it is the figure to stay near.
 
 import argparse
 import importlib.util
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+from outrider.serving.threads import set_threads
 
 ROWS = (1, 4, 8, 16)
 DRAFT_LENGTH = 3
@@ -21,9 +22,7 @@ DRAFT_LENGTH = 3
 
 def main() -> None:
     options = parse_options()
-    # Before torch is imported: its thread pool reads these once.
-    os.environ.setdefault("OMP_NUM_THREADS", str(options.threads))
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    set_threads(options.threads, options.spin_count)
     measure(options)
 
 
@@ -33,6 +32,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--context", type=int, default=200, help="tokens before each row")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--spin-count", type=int, default=3000, help="as the target's")
     parser.add_argument("--repeats", type=int, default=20)
     return parser.parse_args()
 
@@ -46,8 +46,10 @@ def measure(options: argparse.Namespace) -> None:
     engine = boot(EngineConfig(model_path=model_path, dtype=options.dtype), report)
     report.finish()
     bare = bare_loops(engine)
-    wait_policy = {name: os.environ.get(name) for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
-    print(f"\n{engine.dtype}, context {options.context}, {options.threads} threads, {wait_policy}")
+    print(
+        f"\n{engine.dtype}, context {options.context}, {options.threads} threads, "
+        f"spin count {options.spin_count}"
+    )
     print("milliseconds, median (least); ratio of the least to the least of the bare loop")
     print(f"{'rows':>4} {'bare loop':>16} {'decode':>16} {'ratio':>6} {'verify':>16} {'ratio':>6}")
     for rows in ROWS:

@@ -2,7 +2,7 @@
 
 import sys
 
-from draft_service.config import DraftConfig, check_combination
+from draft_service.config import DraftConfig
 from outrider.serving.config import check_faults, exit_with, parse_config
 from outrider.serving.errors import ConfigurationError
 from outrider.serving.threads import set_threads
@@ -14,7 +14,6 @@ def main() -> None:
     """Never returns."""
     try:
         config = parse_config(DraftConfig, PROGRAM, sys.argv[1:])
-        check_combination(config)
         check_faults("draft", config)
     except ConfigurationError as error:
         exit_with(error, PROGRAM)

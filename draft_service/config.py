@@ -2,19 +2,35 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from outrider.serving.config import Port, ServiceConfig
 from outrider.serving.errors import ConfigurationError
+from outrider.serving.faults import parse_faults
+from outrider.serving.stages import DRAFT_ACTIVITIES, NGRAM_STAGES
+
+# Of the drafters that the project is made for, those that this version does not have.
+ABSENT_DRAFTERS = ("hybrid", "eagle3")
+
+
+def refuse_absent_drafters(draft: object) -> object:
+    """Says of a drafter that is known but not there what it lacks."""
+    if draft in ABSENT_DRAFTERS:
+        raise ValueError("needs an EAGLE-3 head, which this version cannot load")
+    if draft == "none":
+        raise ValueError("no draft service is started for it: `outrider up --draft none`")
+    return draft
 
 
 class DraftConfig(ServiceConfig):
     """The draft service: the cheap proposer."""
 
     port: Port = Field(50052, description="gRPC port; 0 = a free one")
-    draft: Literal["ngram", "standalone"] = Field(
-        "ngram",
-        description="drafter: ngram (matches in prompt and output) or standalone (a small model)",
+    draft: Annotated[Literal["ngram", "standalone"], BeforeValidator(refuse_absent_drafters)] = (
+        Field(
+            "ngram",
+            description="ngram (matches in prompt and output) or standalone (a small model)",
+        )
     )
     draft_model: str = Field(
         "",
@@ -45,12 +61,14 @@ class DraftConfig(ServiceConfig):
         1024, description="most sequences held at once, of all targets together"
     )
 
-
-def check_combination(config: DraftConfig) -> None:
-    """Raises ConfigurationError where flags that are right by themselves do not fit together."""
-    if config.draft == "standalone" and not config.draft_model:
-        raise ConfigurationError("draft_model is '', must name a checkpoint with draft standalone")
-    if config.draft == "ngram" and config.draft_model:
-        raise ConfigurationError(
-            f"draft_model is {config.draft_model!r}, must be empty with draft ngram"
-        )
+    def check_combination(self) -> None:
+        if self.draft == "standalone" and not self.draft_model:
+            raise ConfigurationError(
+                "draft-model is '', must name a checkpoint with draft standalone"
+            )
+        if self.draft == "ngram":
+            if self.draft_model:
+                raise ConfigurationError(
+                    f"draft-model is {self.draft_model!r}, must be empty with draft ngram"
+                )
+            parse_faults("draft", self.inject_fault, NGRAM_STAGES + DRAFT_ACTIVITIES)

@@ -12,7 +12,7 @@ from outrider.serving.lifecycle import Lifecycle, Timeouts
 from outrider.serving.server import configure_logging, run_service
 from outrider.serving.stages import GATEWAY_STAGES
 
-PROGRAM = "gateway"
+PROGRAM = "python -m gateway"
 
 
 def main() -> None:

@@ -135,7 +135,8 @@ class Cluster:
         if self.draft is not None:
             view = self.draft.view
             problem = self.draft_problem()
-            if view.is_serving and problem is not None:
+            # What is the target's own trouble is said in the target's line.
+            if view.is_serving and self.target.is_serving and problem is not None:
                 view = replace(view, stage=problem.stage, reason=problem.reason)
             views.append(view)
         return views

@@ -21,7 +21,7 @@ SCRAPE_TIMEOUT_SECONDS = 1.0
 
 
 async def ask_statistics(address: str) -> target_pb2.TargetStatistics | None:
-    """The target's counters; None if it does not answer: no figures rather than old ones."""
+    """The target's counters; None if it does not answer."""
     async with open_channel(address) as channel:
         stub = target_pb2_grpc.TargetServiceStub(channel)  # type: ignore[no-untyped-call]
         try:
@@ -50,8 +50,8 @@ class Snapshot(Collector):
     def collect(self) -> Iterable[Metric]:
         """Every metric of the contract, and a few beside it."""
         yield from self._own_metrics()
-        if self._target is not None:
-            yield from target_metrics(self._target)
+        # Zeros while it does not answer: to a rate that is a restart, which it mostly is.
+        yield from target_metrics(self._target or target_pb2.TargetStatistics())
 
     def _own_metrics(self) -> Iterable[Metric]:
         states = GaugeMetricFamily(

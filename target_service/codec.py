@@ -20,6 +20,35 @@ from outrider.serving.link_protocol import (
 )
 from outrider.v1 import draft_pb2, sampling_pb2
 
+# Link messages by direction, as counted; a Pong is a ping on its way back.
+SENT_KINDS = ("hello", "open", "step", "close", "ping")
+RECEIVED_KINDS = {
+    "hello": "hello",
+    "draft": "draft",
+    "resync": "resync",
+    "refuse": "refuse",
+    "pong": "ping",
+    "go_away": "go_away",
+    "feature_projection": "feature_projection",
+}
+
+# Why a draft row is not used: it is late or of another state of its sequence ...
+LATE = "late"
+EPOCH = "epoch"
+SLOT_FREE = "slot"
+OTHER_GENERATION = "generation"
+OTHER_BASE_LENGTH = "base_length"
+NOT_ASKED = "not_asked"
+# ... or no state of the target would have made it right.
+MALFORMED = "malformed"
+TOKEN_RANGE = "token_range"
+OTHER_PREFIX_HASH = "prefix_hash"
+TOO_LONG = "draft_length"
+DROP_REASONS = (
+    LATE, EPOCH, SLOT_FREE, OTHER_GENERATION, OTHER_BASE_LENGTH, NOT_ASKED,
+    MALFORMED, TOKEN_RANGE, OTHER_PREFIX_HASH, TOO_LONG,
+)  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stamp:

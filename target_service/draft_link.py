@@ -19,6 +19,7 @@ from outrider.serving.channel import open_channel
 from outrider.serving.concurrency import run_until_first_ends
 from outrider.v1 import draft_pb2, draft_pb2_grpc, status_pb2
 from target_service.circuit_breaker import Circuit, CircuitBreaker
+from target_service.codec import RECEIVED_KINDS
 from target_service.link_handshake import LinkLost, LinkRefused, read, shake_hands
 from target_service.statistics import Statistics
 
@@ -48,17 +49,6 @@ class LinkView:
 
 
 NO_LINK = LinkView(stream_epoch=0, draft_boot_id=0, max_draft_length=0, max_sequence_length=0)
-
-_SENT_KINDS = {"hello": "hello", "open": "open", "step": "step", "close": "close", "ping": "ping"}
-_RECEIVED_KINDS = {
-    "hello": "hello",
-    "draft": "draft",
-    "resync": "resync",
-    "refuse": "refuse",
-    "pong": "ping",
-    "go_away": "go_away",
-    "feature_projection": "feature_projection",
-}
 
 
 class DraftLink:
@@ -213,7 +203,7 @@ class DraftLink:
             if outgoing.qsize() > MAX_QUEUED_MESSAGES:
                 raise LinkLost(f"{outgoing.qsize()} messages wait to be sent")
             await call.write(message)
-            self._count("sent", _SENT_KINDS[message.WhichOneof("kind")])
+            self._count("sent", str(message.WhichOneof("kind")))
 
     async def _read(
         self,
@@ -226,7 +216,7 @@ class DraftLink:
             if kind is None:
                 continue
             self._last_received = time.monotonic()
-            self._count("received", _RECEIVED_KINDS[kind])
+            self._count("received", RECEIVED_KINDS[kind])
             if kind == "go_away":
                 raise LinkLost(f"the draft service goes away: {response.go_away.reason}")
             if kind in ("draft", "resync", "refuse"):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from outrider.serving.columns import MalformedColumn
 from outrider.v1 import draft_pb2
-from target_service import policy
+from target_service import codec, policy
 from target_service.circuit_breaker import Circuit
 from target_service.codec import DraftRow, decode_draft, decode_rows, encode_step
 from target_service.draft_link import DraftLink
@@ -117,7 +117,7 @@ class LinkedDrafts:
             self._take(response, live, drafts)
         if not is_answered:
             missing = len(self._asked_lengths.keys() & live)
-            self._statistics.draft_rows_dropped["late"] += missing
+            self._statistics.draft_rows_dropped[codec.LATE] += missing
         self._asked_lengths.clear()
         return Collected(
             drafts=drafts,
@@ -184,7 +184,7 @@ class LinkedDrafts:
                     for row in decode_draft(response.draft):
                         self._take_row(row, live, drafts)
                 else:
-                    self._drop("epoch")
+                    self._drop(codec.EPOCH)
             elif response.HasField("resync"):
                 for sequence in self._named(decode_rows(response.resync)):
                     self._told.forgot(sequence)
@@ -192,8 +192,7 @@ class LinkedDrafts:
                 for sequence in self._named(decode_rows(response.refuse)):
                     self._told.refuse(sequence)
         except MalformedColumn:
-            self._drop("malformed")
-            self._link.judge_row(is_usable=False)
+            self._drop_unusable(codec.MALFORMED)
 
     def _is_of_this_stream(self, draft: draft_pb2.Draft) -> bool:
         return (
@@ -205,19 +204,19 @@ class LinkedDrafts:
     def _take_row(self, row: DraftRow, live: set[int], drafts: dict[int, tuple[int, ...]]) -> None:
         sequence = self._slots.holder(row.stamp.slot)
         if not all(0 <= token_id < self._vocab_size for token_id in row.token_ids):
-            self._drop_unusable("token_range")
+            self._drop_unusable(codec.TOKEN_RANGE)
         elif sequence is None:
-            self._drop("slot")
+            self._drop(codec.SLOT_FREE)
         elif row.stamp.generation != self._slots.generation(row.stamp.slot):
-            self._drop("generation")
+            self._drop(codec.OTHER_GENERATION)
         elif row.stamp.base_length != sequence.committed_length:
-            self._drop("base_length")
+            self._drop(codec.OTHER_BASE_LENGTH)
         elif row.stamp.prefix_hash != sequence.prefix_hash:
-            self._drop_unusable("prefix_hash")
+            self._drop_unusable(codec.OTHER_PREFIX_HASH)
         elif sequence.arrival not in live or sequence.arrival not in self._asked_lengths:
-            self._drop("not_asked")
+            self._drop(codec.NOT_ASKED)
         elif len(row.token_ids) > self._asked_lengths[sequence.arrival]:
-            self._drop_unusable("draft_length")
+            self._drop_unusable(codec.TOO_LONG)
         elif row.token_ids:
             self._link.judge_row(is_usable=True)
             drafts[sequence.arrival] = row.token_ids

@@ -12,6 +12,9 @@ LINK_DOWN = "link_down"
 CIRCUIT_OPEN = "circuit_open"
 # The sequences began to decode in this very step, or the draft service refused them.
 NOT_ASKED = "not_asked"
+BYPASS_REASONS = (
+    THRESHOLD, DRAFT_LENGTH_ZERO, NO_DRAFT_SERVICE, LINK_DOWN, CIRCUIT_OPEN, NOT_ASKED,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

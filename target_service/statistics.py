@@ -7,6 +7,8 @@ from collections import Counter, deque
 from collections.abc import Iterable
 
 from outrider.v1 import target_pb2
+from target_service.codec import DROP_REASONS, RECEIVED_KINDS, SENT_KINDS
+from target_service.policy import BYPASS_REASONS
 
 STEP_BOUNDS_SECONDS = tuple(
     bound * 10.0**exponent for exponent in range(-4, 1) for bound in (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
@@ -54,9 +56,16 @@ class Statistics:
         self.speculative_steps = 0
         self.plain_steps = 0
         self.emitted_tokens = 0
-        self.bypass_steps: Counter[str] = Counter()
-        self.link_messages: Counter[tuple[str, str]] = Counter()
-        self.draft_rows_dropped: Counter[str] = Counter()
+        # Every label is there from the start: a counter that appears with its first event has no
+        # rate.
+        self.bypass_steps = Counter(dict.fromkeys(BYPASS_REASONS, 0))
+        self.link_messages = Counter(
+            {
+                **{("sent", kind): 0 for kind in SENT_KINDS},
+                **{("received", kind): 0 for kind in RECEIVED_KINDS.values()},
+            }
+        )
+        self.draft_rows_dropped = Counter(dict.fromkeys(DROP_REASONS, 0))
         self.link_round_trip = Durations()
         self.plain_step = Durations()
         self.speculative_step = Durations()

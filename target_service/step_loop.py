@@ -267,12 +267,13 @@ class StepLoop:
         if not decode_rows or collected is not NOTHING_COLLECTED:
             return
         decoding = [row.sequence for row in decode_rows]
+        unavailable = self._drafts.unavailable(decoding)
         if self._policy.is_bypassed(len(decode_rows)):
             reason = reasons.THRESHOLD
-        elif not self._draft_lengths(decoding):
+        elif unavailable != reasons.NO_DRAFT_SERVICE and not self._draft_lengths(decoding):
             reason = reasons.DRAFT_LENGTH_ZERO
         else:
-            reason = self._drafts.unavailable(decoding) or reasons.NOT_ASKED
+            reason = unavailable or reasons.NOT_ASKED
         self._statistics.bypass_steps[reason] += 1
 
     def _report(

@@ -6,6 +6,7 @@ The pool knows ids only; who owns a block, and which tokens it holds, is the sch
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from outrider.engine.errors import CacheFull, ConfigError
@@ -81,5 +82,8 @@ def allocate_kv_cache(
         raise ConfigError(
             f"kv_cache_bytes is {kv_cache_bytes}: must be at least {2 * block_bytes}, two blocks"
         )
-    blocks = torch.zeros(config.num_layers, num_blocks, block_numel, dtype=dtype)
+    # numpy's zeros are pages that the system clears when they are first written: a cache that is
+    # mostly empty costs neither time at boot nor memory.
+    zeros = np.zeros(config.num_layers * num_blocks * block_numel * dtype.itemsize, dtype=np.uint8)
+    blocks = torch.from_numpy(zeros).view(dtype).view(config.num_layers, num_blocks, block_numel)
     return KvCache(blocks=blocks, block_size=block_size)

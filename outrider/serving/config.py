@@ -4,6 +4,7 @@ A flag goes before its variable. An unknown flag or variable is an error, never 
 """
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, NoReturn, TypeVar
 
@@ -61,6 +62,9 @@ class ServiceConfig(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return init_settings, env_settings
 
+    def check_combination(self) -> None:
+        """Raises ConfigurationError where values that are right alone do not fit together."""
+
     def shown(self) -> dict[str, str]:
         """The effective configuration by flag name, for the status."""
         return {
@@ -88,8 +92,11 @@ def parse_config(
     """
     environment = os.environ if environment is None else environment
     known = variable_names(config_class)
+    # Variables are read whatever their case, so that a misspelt one is one in any case.
     unknown = sorted(
-        name for name in environment if name.startswith(ENVIRONMENT_PREFIX) and name not in known
+        name
+        for name in environment
+        if name.upper().startswith(ENVIRONMENT_PREFIX) and name.upper() not in known
     )
     if unknown:
         raise ConfigurationError(
@@ -102,9 +109,11 @@ def parse_config(
         cli_exit_on_error=True,
     )
     try:
-        return config_class(**source())
+        config = config_class(**source())
     except ValidationError as error:
         raise ConfigurationError(_words(error)) from error
+    config.check_combination()
+    return config
 
 
 def check_faults(service: str, config: ServiceConfig) -> None:
@@ -114,7 +123,8 @@ def check_faults(service: str, config: ServiceConfig) -> None:
 
 def exit_with(error: ConfigurationError, program: str) -> NoReturn:
     """Says what is wrong with the configuration and exits with 2."""
-    raise SystemExit(f"{program}: {error}")
+    print(f"{program}: {error}", file=sys.stderr)
+    raise SystemExit(2)
 
 
 def _with_variables_in_help(config_class: type[Config]) -> type[Config]:

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from outrider.serving.errors import ConfigurationError
@@ -38,8 +39,15 @@ class Fault:
     first_entry: int
 
 
-def parse_faults(service: str, text: str) -> tuple[Fault, ...]:
-    """The faults of one service. Raises ConfigurationError for an entry that no service has."""
+def parse_faults(
+    service: str, text: str, own_points: Collection[str] | None = None
+) -> tuple[Fault, ...]:
+    """The faults of one service. Raises ConfigurationError for an entry that no service has, or
+    that this one has not where its `own_points` are fewer than its kind's.
+    """
+    points_of = {**FAULT_POINTS}
+    if own_points is not None:
+        points_of[service] = tuple(own_points)
     faults = []
     for entry in filter(None, (part.strip() for part in text.split(","))):
         named_service, point, action = _split(entry)
@@ -50,10 +58,10 @@ def parse_faults(service: str, text: str) -> tuple[Fault, ...]:
                 f"inject_fault: service {named_service!r} in {entry!r}, "
                 f"must be one of {', '.join(FAULT_POINTS)}"
             )
-        if point not in FAULT_POINTS[named_service]:
+        if point not in points_of[named_service]:
             raise ConfigurationError(
                 f"inject_fault: point {point!r} in {entry!r}, must be one of "
-                f"{', '.join(FAULT_POINTS[named_service])}"
+                f"{', '.join(points_of[named_service])}"
             )
         if action not in ACTIONS or (action == "delay") != bool(delay):
             raise ConfigurationError(

@@ -201,8 +201,10 @@ class Lifecycle(Generic[Booted]):
         logger.error("%s: FAILED in stage %s: %s", self.service, stage, reason)
 
     def drain(self) -> None:
-        """DRAINING: nothing new is taken."""
+        """DRAINING: nothing new is taken. A service that has failed stays FAILED to the end."""
         with self._lock:
+            if self._state == status_pb2.SERVICE_STATE_FAILED:
+                return
             self._advance(status_pb2.SERVICE_STATE_DRAINING)
             self._revision.bump()
 
@@ -253,8 +255,8 @@ class Lifecycle(Generic[Booted]):
 
     @property
     def is_draining(self) -> bool:
-        """What runs may finish; false after a failure, whatever came behind it."""
-        return self._state == status_pb2.SERVICE_STATE_DRAINING and self._failure is None
+        """What runs may finish, nothing new is taken."""
+        return self._state == status_pb2.SERVICE_STATE_DRAINING
 
     def current_point(self) -> str:
         """The innermost activity, or the start-up stage."""

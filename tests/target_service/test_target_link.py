@@ -157,7 +157,7 @@ def test_right_drafts_over_the_link_are_accepted_whole() -> None:
             statistics = target.statistics
             assert statistics.accepted_tokens == statistics.draft_tokens > 80
             # On a busy machine a draft may come late; none is wrong.
-            assert set(statistics.draft_rows_dropped) <= {"late", "base_length"}
+            assert set(+statistics.draft_rows_dropped) <= {"late", "base_length"}
             await until(lambda: not service.held)
 
     asyncio.run(main())
