@@ -150,6 +150,6 @@ def _with_variables_in_help(config_class: type[Config]) -> type[Config]:
 def _words(error: ValidationError) -> str:
     return "; ".join(
         f"{'.'.join(str(part) for part in item['loc']).replace('_', '-')} "
-        f"is {item['input']!r}: {item['msg']}"
+        f"is {item['input']!r}: {item['msg'].removeprefix('Value error, ')}"
         for item in error.errors()
     )
