@@ -16,24 +16,8 @@ from outrider.engine.runner import Runner, SequenceRows
 
 # Rows of a step are padded to one of these; fewer padding rows make a lone sequence faster.
 ROW_MULTIPLES = (2, 8)
-ROW_UNITS = (
-    1,
-    2,
-    3,
-    4,
-    5,
-    6,
-    7,
-    8,
-    9,
-    12,
-    16,
-    20,
-    31,
-    32,
-    64,
-    128,
-)  # times the multiple: counts to try
+# Row counts to try, in units of the multiple.
+ROW_UNITS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 20, 31, 32, 64, 128)
 LARGEST_HEAD_ROWS = 64  # the head is the largest product; its rows are the few that are sampled
 NUM_LAYERS = 2
 # (tokens before, rows): around every bound of key lengths, as decode, verify and prefill rows.
