@@ -5,9 +5,12 @@ bound.
 import time
 from dataclasses import dataclass
 
+import numpy as np
+
 from outrider.engine.sampling import Sampling
 from outrider.serving.columns import MalformedColumn, unpack
 from outrider.serving.errors import InvalidArgument
+from outrider.serving.link_protocol import TOKEN_ID
 from outrider.serving.sampling_parameters import sampling_parameters_from
 from outrider.v1 import target_pb2
 from target_service.sequence import ReportSink, Request
@@ -23,6 +26,7 @@ class AdmissionBounds:
     max_sequence_length: int
     max_draft_length: int
     eos_token_ids: frozenset[int]
+    max_patience_seconds: float
 
 
 def request_from(message: target_pb2.Admit, sink: ReportSink, bounds: AdmissionBounds) -> Request:
@@ -31,11 +35,6 @@ def request_from(message: target_pb2.Admit, sink: ReportSink, bounds: AdmissionB
     resumed = _token_ids("resumed_output_token_ids", message.resumed_output_token_ids, bounds)
     if not prompt:
         raise InvalidArgument("prompt_token_ids", [], "at least one token")
-    longest_prompt = bounds.max_sequence_length - 1
-    if len(prompt) > longest_prompt:
-        raise InvalidArgument(
-            "prompt_token_ids", f"{len(prompt)} tokens", f"at most {longest_prompt}"
-        )
     max_tokens = min(message.max_tokens, bounds.max_sequence_length - len(prompt))
     if max_tokens <= len(resumed):
         raise InvalidArgument(
@@ -61,13 +60,19 @@ def request_from(message: target_pb2.Admit, sink: ReportSink, bounds: AdmissionB
         deadline=_deadline(message.deadline_seconds),
         priority=message.priority,
         draft_length_override=_draft_length_override(message, bounds),
-        patience_seconds=_patience_seconds(message),
+        patience_seconds=_patience_seconds(message, bounds),
     )
 
 
 def _token_ids(field: str, column: bytes, bounds: AdmissionBounds) -> tuple[int, ...]:
+    # Before anything is unpacked: the event loop must not be kept by a prompt that cannot fit.
+    num_tokens = len(column) // np.dtype(TOKEN_ID).itemsize
+    if num_tokens >= bounds.max_sequence_length:
+        raise InvalidArgument(
+            field, f"{num_tokens} tokens", f"at most {bounds.max_sequence_length - 1}"
+        )
     try:
-        token_ids = unpack(field, column, "<i4")
+        token_ids = unpack(field, column, TOKEN_ID)
     except MalformedColumn as error:
         raise InvalidArgument(field, f"{len(column)} bytes", "packed int32") from error
     for token_id in token_ids:
@@ -92,13 +97,14 @@ def _deadline(seconds: float) -> float | None:
     return time.monotonic() + seconds
 
 
-def _patience_seconds(message: target_pb2.Admit) -> float:
+def _patience_seconds(message: target_pb2.Admit, bounds: AdmissionBounds) -> float:
     seconds = message.speculation.patience_seconds
     if not 0 <= seconds <= MAX_PATIENCE_SECONDS:
         raise InvalidArgument(
             "speculation.patience_seconds", seconds, f"between 0 and {MAX_PATIENCE_SECONDS:g}"
         )
-    return seconds
+    # The wait is part of a step, and a step that takes too long is the end of the service.
+    return min(seconds, bounds.max_patience_seconds)
 
 
 def _draft_length_override(message: target_pb2.Admit, bounds: AdmissionBounds) -> int | None:

@@ -22,6 +22,7 @@ from target_service.draft_link import DraftLink
 from target_service.draft_wait import DraftWait
 from target_service.drafts import DraftSource
 from target_service.first_requests import FirstRequests, run_first_requests
+from target_service.link_mailbox import LinkMailbox
 from target_service.linked_drafts import LinkedDrafts
 from target_service.no_drafts import NoDrafts
 from target_service.scheduler import Scheduler, SchedulerBounds
@@ -55,7 +56,7 @@ class Target:
 def boot_target(
     config: TargetConfig,
     lifecycle: Lifecycle[Target],
-    run_on_loop: "Callable[[DraftLink, LinkedDrafts], None]",
+    run_on_loop: Callable[[DraftLink], None],
 ) -> Target:
     """Boots engine, step loop and link. `run_on_loop` starts the link's coroutine on the event
     loop.
@@ -127,6 +128,7 @@ def boot_target(
             max_sequence_length=model_info.identity.max_sequence_length,
             max_draft_length=config.max_draft_length,
             eos_token_ids=frozenset(model_info.identity.eos_token_ids),
+            max_patience_seconds=config.step_timeout / 4,
         ),
         scheduler=scheduler,
         statistics=statistics,
@@ -171,11 +173,12 @@ def link_drafts(
     lifecycle: Lifecycle[Target],
     model_info: target_pb2.ModelInfo,
     statistics: Statistics,
-    run_on_loop: "Callable[[DraftLink, LinkedDrafts], None]",
+    run_on_loop: Callable[[DraftLink], None],
 ) -> DraftSource:
     """The link to the draft service, running, or no drafts where no address is given."""
     if not config.draft_address:
         return NoDrafts()
+    mailbox = LinkMailbox(statistics)
     link = DraftLink(
         address=config.draft_address,
         hello=draft_pb2.Hello(
@@ -187,16 +190,18 @@ def link_drafts(
             max_sequences=config.max_running_sequences,
             max_draft_length=config.max_draft_length,
         ),
+        mailbox=mailbox,
         statistics=statistics,
         on_status=lambda status: lifecycle.set_links([status]),
     )
     drafts = LinkedDrafts(
-        link=link,
+        mailbox=mailbox,
+        send=link.send,
         target_boot_id=lifecycle.boot_id,
         num_slots=config.max_running_sequences,
         vocab_size=model_info.identity.vocab_size,
         wait=DraftWait([(cost.rows, cost.seconds) for cost in model_info.step_costs]),
         statistics=statistics,
     )
-    run_on_loop(link, drafts)
+    run_on_loop(link)
     return drafts

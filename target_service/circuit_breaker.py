@@ -60,6 +60,10 @@ class CircuitBreaker:
         elif state == Circuit.CLOSED and self._num_late >= MAX_CONSECUTIVE_LATE:
             self._open(now, f"{self._num_late} drafts in a row were late")
 
+    def trip(self, now: float, reason: str) -> None:
+        """Opens the circuit for a reason seen elsewhere."""
+        self._open(now, reason)
+
     def row(self, *, is_usable: bool, now: float) -> None:
         """A draft row was usable, or malformed."""
         self._usable.append(is_usable)

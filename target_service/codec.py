@@ -3,8 +3,10 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from outrider.engine.sampling import Sampling
-from outrider.serving.columns import pack, split, unpack
+from outrider.serving.columns import MalformedColumn, pack, split, unpack
 from outrider.serving.link_protocol import (
     BASE_LENGTH,
     CASE_ACCEPTED_LENGTH,
@@ -39,13 +41,15 @@ SLOT_FREE = "slot"
 OTHER_GENERATION = "generation"
 OTHER_BASE_LENGTH = "base_length"
 NOT_ASKED = "not_asked"
+# The draft service said that it will not serve the sequence.
+REFUSED = "refused"
 # ... or no state of the target would have made it right.
 MALFORMED = "malformed"
 TOKEN_RANGE = "token_range"
 OTHER_PREFIX_HASH = "prefix_hash"
 TOO_LONG = "draft_length"
 DROP_REASONS = (
-    LATE, EPOCH, SLOT_FREE, OTHER_GENERATION, OTHER_BASE_LENGTH, NOT_ASKED,
+    LATE, EPOCH, SLOT_FREE, OTHER_GENERATION, OTHER_BASE_LENGTH, NOT_ASKED, REFUSED,
     MALFORMED, TOKEN_RANGE, OTHER_PREFIX_HASH, TOO_LONG,
 )  # fmt: skip
 
@@ -133,22 +137,26 @@ def encode_close(
     )
 
 
-def decode_draft(message: draft_pb2.Draft) -> list[DraftRow]:
-    """The rows of a Draft. Raises MalformedColumn if its columns cannot be told apart.
+def decode_draft(message: draft_pb2.Draft, max_rows: int) -> list[DraftRow]:
+    """The rows of a Draft. Raises MalformedColumn if its columns cannot be told apart, or hold more
+    than `max_rows` rows.
 
     Rows for a case other than the committed prefix, and drafts that are not chains, are left out:
     this target asks for neither.
     """
-    slots = unpack("slots", message.slots, SLOT)
+    slots = _slots(message.slots, max_rows)
     count = len(slots)
     generations = unpack("generations", message.generations, GENERATION, count)
     base_lengths = unpack("base_lengths", message.base_lengths, BASE_LENGTH, count)
     prefix_hashes = unpack("prefix_hashes", message.prefix_hashes, PREFIX_HASH, count)
     token_counts = unpack("token_counts", message.token_counts, TOKEN_COUNT, count)
-    tokens = split("token_ids", unpack("token_ids", message.token_ids, TOKEN_ID), token_counts)
-    parents = unpack("parents", message.parents, PARENT)
+    # The length first: what is longer than the counts say is not worth unpacking.
+    token_ids = unpack("token_ids", message.token_ids, TOKEN_ID, sum(token_counts))
+    tokens = split("token_ids", token_ids, token_counts)
     row_parents: list[Sequence[int]] = (
-        split("parents", parents, token_counts) if parents else [()] * count
+        split("parents", unpack("parents", message.parents, PARENT, len(token_ids)), token_counts)
+        if message.parents
+        else [()] * count
     )
     cases = (
         unpack("case_accepted_lengths", message.case_accepted_lengths, CASE_ACCEPTED_LENGTH, count)
@@ -170,12 +178,20 @@ def decode_draft(message: draft_pb2.Draft) -> list[DraftRow]:
     ]
 
 
-def decode_rows(message: draft_pb2.Resync | draft_pb2.Refuse) -> list[tuple[int, int]]:
-    """(slot, generation) of a Resync or Refuse. Raises MalformedColumn."""
-    slots = unpack("slots", message.slots, SLOT)
+def decode_rows(
+    message: draft_pb2.Resync | draft_pb2.Refuse, max_rows: int
+) -> list[tuple[int, int]]:
+    """(slot, generation) of a Resync or Refuse of at most `max_rows`. Raises MalformedColumn."""
+    slots = _slots(message.slots, max_rows)
     return list(
         zip(slots, unpack("generations", message.generations, GENERATION, len(slots)), strict=True)
     )
+
+
+def _slots(column: bytes, max_rows: int) -> list[int]:
+    if len(column) > max_rows * np.dtype(SLOT).itemsize:
+        raise MalformedColumn(f"slots has {len(column)} bytes, must hold at most {max_rows} rows")
+    return unpack("slots", column, SLOT)
 
 
 def _is_chain(parents: Sequence[int]) -> bool:

@@ -7,20 +7,18 @@ thread-safe methods.
 
 import asyncio
 import logging
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import grpc
 
 from outrider.serving.channel import open_channel
 from outrider.serving.concurrency import run_until_first_ends
 from outrider.v1 import draft_pb2, draft_pb2_grpc, status_pb2
-from target_service.circuit_breaker import Circuit, CircuitBreaker
+from target_service.circuit_breaker import Circuit
 from target_service.codec import RECEIVED_KINDS
-from target_service.link_handshake import LinkLost, LinkRefused, read, shake_hands
+from target_service.link_handshake import LinkLost, LinkRefused, LinkSilent, read, shake_hands
+from target_service.link_mailbox import LinkMailbox, LinkView
 from target_service.statistics import Statistics
 
 logger = logging.getLogger(__name__)
@@ -32,23 +30,10 @@ HANDSHAKE_TIMEOUT_SECONDS = 2.0
 FIRST_RECONNECT_PAUSE_SECONDS = 0.1
 MAX_RECONNECT_PAUSE_SECONDS = 1.0
 STATUS_PERIOD_SECONDS = 1.0
+# Drafts are small; a larger message is not one.
+MAX_RECEIVE_BYTES = 4 * 2**20
 # More unsent messages than this: the peer has stopped reading.
 MAX_QUEUED_MESSAGES = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkView:
-    """What the engine needs to know before it asks. `stream_epoch` is 0 while no stream has shaken
-    hands.
-    """
-
-    stream_epoch: int
-    draft_boot_id: int
-    max_draft_length: int
-    max_sequence_length: int
-
-
-NO_LINK = LinkView(stream_epoch=0, draft_boot_id=0, max_draft_length=0, max_sequence_length=0)
 
 
 class DraftLink:
@@ -61,6 +46,7 @@ class DraftLink:
         *,
         address: str,
         hello: draft_pb2.Hello,
+        mailbox: LinkMailbox,
         statistics: Statistics,
         on_status: Callable[[status_pb2.LinkStatus], None],
     ) -> None:
@@ -68,12 +54,7 @@ class DraftLink:
         self._hello = hello
         self._statistics = statistics
         self._on_status = on_status
-        self._breaker = CircuitBreaker()
-        self._condition = threading.Condition()
-        self._view = NO_LINK
-        self._received: deque[draft_pb2.LinkResponse] = deque()
-        self._answered_step_id = 0
-        self._asked: dict[int, float] = {}
+        self._mailbox = mailbox
         self._stream_epoch = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._outgoing: asyncio.Queue[draft_pb2.LinkRequest] | None = None
@@ -82,58 +63,13 @@ class DraftLink:
         self._drafter = ""
         self._last_received = 0.0
 
-    # For the engine's thread.
-
-    def view(self) -> LinkView:
-        """The stream now."""
-        return self._view
-
-    def circuit(self) -> Circuit:
-        """Whether drafts may be asked for."""
-        with self._condition:
-            return self._breaker.state(time.monotonic())
-
     def send(self, stream_epoch: int, messages: Sequence[draft_pb2.LinkRequest]) -> None:
         """Queues messages for a stream; they are dropped if it is gone by then."""
         loop = self._loop
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(self._enqueue, stream_epoch, messages)
 
-    def asked(self, step_id: int, late_after_seconds: float) -> None:
-        """Notes that a Step was sent, and counts the ones before it that were never answered."""
-        now = time.monotonic()
-        with self._condition:
-            for earlier, sent in list(self._asked.items()):
-                if now - sent > late_after_seconds:
-                    del self._asked[earlier]
-                    self._breaker.late(now)
-            self._asked[step_id] = now
-
-    def judge_row(self, *, is_usable: bool) -> None:
-        """Tells the circuit breaker about a draft row."""
-        with self._condition:
-            self._breaker.row(is_usable=is_usable, now=time.monotonic())
-
-    def wait_for(self, step_id: int, timeout_seconds: float) -> bool:
-        """Waits until the Step is answered or the stream is gone; False if it was not answered."""
-        with self._condition:
-            epoch = self._view.stream_epoch
-            self._condition.wait_for(
-                lambda: self._answered_step_id >= step_id or self._view.stream_epoch != epoch,
-                timeout=timeout_seconds,
-            )
-            return self._answered_step_id >= step_id
-
-    def take_received(self) -> list[draft_pb2.LinkResponse]:
-        """Drafts, resyncs and refusals since the last call."""
-        with self._condition:
-            taken = list(self._received)
-            self._received.clear()
-        return taken
-
-    # On the event loop.
-
-    async def run(self, late_after_seconds: Callable[[], float]) -> None:
+    async def run(self) -> None:
         """Keeps a stream to the draft service up, for ever."""
         self._loop = asyncio.get_running_loop()
         publisher = asyncio.create_task(self._publish_regularly())
@@ -142,16 +78,15 @@ class DraftLink:
             while True:
                 self._stream_epoch += 1
                 try:
-                    await self._run_stream(late_after_seconds)
+                    await self._run_stream()
                 except LinkRefused as error:
                     state, reason = status_pb2.LINK_STATE_REFUSED, str(error)
+                    fell_silent = False
                 except (grpc.aio.AioRpcError, LinkLost, TimeoutError) as error:
                     state, reason = status_pb2.LINK_STATE_CONNECTING, _words(error)
-                had_link = self._view.stream_epoch != 0
-                with self._condition:
-                    self._view = NO_LINK
-                    self._asked.clear()
-                    self._condition.notify_all()
+                    fell_silent = isinstance(error, LinkSilent)
+                had_link = self._mailbox.view().stream_epoch != 0
+                self._mailbox.close_stream(fell_silent=had_link and fell_silent)
                 if state == status_pb2.LINK_STATE_REFUSED and reason != self._reason:
                     logger.error("link to %s refused: %s", self.address, reason)
                 self._set_state(state, reason)
@@ -163,9 +98,9 @@ class DraftLink:
         finally:
             publisher.cancel()
 
-    async def _run_stream(self, late_after_seconds: Callable[[], float]) -> None:
+    async def _run_stream(self) -> None:
         outgoing: asyncio.Queue[draft_pb2.LinkRequest] = asyncio.Queue()
-        async with open_channel(self.address) as channel:
+        async with open_channel(self.address, max_receive_bytes=MAX_RECEIVE_BYTES) as channel:
             call = draft_pb2_grpc.DraftServiceStub(channel).Link()  # type: ignore[no-untyped-call]
             if self._stream_state != status_pb2.LINK_STATE_REFUSED:
                 self._set_state(status_pb2.LINK_STATE_HANDSHAKING, "")
@@ -175,21 +110,21 @@ class DraftLink:
             self._count("received", "hello")
             self._outgoing = outgoing
             self._last_received = time.monotonic()
-            with self._condition:
-                self._breaker = CircuitBreaker()
-                self._view = LinkView(
+            self._mailbox.open_stream(
+                LinkView(
                     stream_epoch=self._stream_epoch,
                     draft_boot_id=reply.draft_boot_id,
-                    max_draft_length=reply.max_draft_length,
+                    max_draft_length=min(reply.max_draft_length, self._hello.max_draft_length),
                     max_sequence_length=reply.max_sequence_length,
                 )
+            )
             self._drafter = reply.drafter
             self._set_state(status_pb2.LINK_STATE_CLOSED_CIRCUIT, "")
             logger.info("link to %s: drafter %s, epoch %d", self.address, reply.drafter,
                         self._stream_epoch)  # fmt: skip
             await run_until_first_ends(
                 self._write(call, outgoing),
-                self._read(call, late_after_seconds),
+                self._read(call),
                 self._ping(outgoing),
             )
 
@@ -200,16 +135,14 @@ class DraftLink:
     ) -> None:
         while True:
             message = await outgoing.get()
-            if outgoing.qsize() > MAX_QUEUED_MESSAGES:
-                raise LinkLost(f"{outgoing.qsize()} messages wait to be sent")
-            await call.write(message)
+            try:
+                await call.write(message)
+            except asyncio.InvalidStateError as error:
+                # grpc.aio's word for a call that has ended before its reader saw the end.
+                raise LinkLost("the stream has ended") from error
             self._count("sent", str(message.WhichOneof("kind")))
 
-    async def _read(
-        self,
-        call: "grpc.aio.StreamStreamCall",  # type: ignore[type-arg]
-        late_after_seconds: Callable[[], float],
-    ) -> None:
+    async def _read(self, call: "grpc.aio.StreamStreamCall") -> None:  # type: ignore[type-arg]
         while True:
             response = await read(call)
             kind = response.WhichOneof("kind")
@@ -220,22 +153,7 @@ class DraftLink:
             if kind == "go_away":
                 raise LinkLost(f"the draft service goes away: {response.go_away.reason}")
             if kind in ("draft", "resync", "refuse"):
-                self._deliver(response, late_after_seconds())
-
-    def _deliver(self, response: draft_pb2.LinkResponse, late_after_seconds: float) -> None:
-        now = time.monotonic()
-        with self._condition:
-            self._received.append(response)
-            if response.HasField("draft"):
-                sent = self._asked.pop(response.draft.step_id, None)
-                if sent is not None:
-                    self._statistics.link_round_trip.observe(now - sent)
-                    if now - sent <= late_after_seconds:
-                        self._breaker.timely(now)
-                    else:
-                        self._breaker.late(now)
-                    self._answered_step_id = max(self._answered_step_id, response.draft.step_id)
-                self._condition.notify_all()
+                self._mailbox.deliver(response)
 
     async def _ping(self, outgoing: "asyncio.Queue[draft_pb2.LinkRequest]") -> None:
         ping_id = 0
@@ -243,13 +161,16 @@ class DraftLink:
             await asyncio.sleep(PING_PERIOD_SECONDS)
             silence = time.monotonic() - self._last_received
             if silence > SILENCE_SECONDS:
-                raise LinkLost(f"silent for {silence:.2f} s")
+                raise LinkSilent(f"silent for {silence:.2f} s")
+            # Looked at here and not where they are sent: a peer that stopped reading stops that.
+            if outgoing.qsize() > MAX_QUEUED_MESSAGES:
+                raise LinkSilent(f"{outgoing.qsize()} messages wait to be sent")
             if silence >= PING_PERIOD_SECONDS / 2:
                 ping_id += 1
                 outgoing.put_nowait(draft_pb2.LinkRequest(ping=draft_pb2.Ping(ping_id=ping_id)))
 
     def _enqueue(self, stream_epoch: int, messages: Sequence[draft_pb2.LinkRequest]) -> None:
-        if self._outgoing is not None and self._view.stream_epoch == stream_epoch:
+        if self._outgoing is not None and self._mailbox.view().stream_epoch == stream_epoch:
             for message in messages:
                 self._outgoing.put_nowait(message)
 
@@ -274,9 +195,7 @@ class DraftLink:
         """For the operator."""
         state, reason = self._stream_state, self._reason
         if state == status_pb2.LINK_STATE_CLOSED_CIRCUIT:
-            with self._condition:
-                circuit = self._breaker.state(time.monotonic())
-                reason = self._breaker.reason
+            circuit, reason = self._mailbox.circuit()
             state = {
                 Circuit.CLOSED: status_pb2.LINK_STATE_CLOSED_CIRCUIT,
                 Circuit.OPEN: status_pb2.LINK_STATE_OPEN_CIRCUIT,
@@ -286,7 +205,7 @@ class DraftLink:
             address=self.address,
             state=state,
             reason=reason,
-            draft_boot_id=self._view.draft_boot_id,
+            draft_boot_id=self._mailbox.view().draft_boot_id,
             stream_epoch=self._stream_epoch,
             drafter=self._drafter,
             round_trip_p50_seconds=self._statistics.link_round_trip.quantile(0.5),

@@ -1,6 +1,6 @@
 """Where a step's drafts come from, as the step loop sees it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,8 +22,8 @@ NOTHING_COLLECTED = Collected(drafts={}, waited_seconds=0.0, is_answered=False)
 class DraftSource(Protocol):
     """A source of drafts. Called on the engine's thread only; never raises for what a peer does."""
 
-    def unavailable(self, sequences: Sequence[TokenSequence]) -> str | None:
-        """Why nothing can be asked for these now (a bypass reason of policy.py), or None."""
+    def unavailable(self, *, patience_seconds: float) -> str | None:
+        """Why nothing can be asked for now (a bypass reason of policy.py), or None."""
 
     def started(self, sequences: Sequence[TokenSequence]) -> None:
         """Sequences that begin to run."""
@@ -31,11 +31,26 @@ class DraftSource(Protocol):
     def stopped(self, sequence: TokenSequence) -> None:
         """A running sequence that ended or was preempted."""
 
-    def ask(self, sequences: Sequence[TokenSequence], draft_lengths: Mapping[int, int]) -> None:
-        """Asks for drafts for the next step. `draft_lengths` is by arrival, each above 0."""
+    def ask(
+        self,
+        sequences: Sequence[TokenSequence],
+        draft_lengths: Mapping[int, int],
+        *,
+        decode_rows: int,
+        patience_seconds: float,
+    ) -> None:
+        """Asks for drafts for some of the next step's decode rows.
 
-    def collect(self, sequences: Sequence[TokenSequence]) -> Collected:
-        """The drafts asked for before, valid for the sequences as they are now."""
+        `draft_lengths` is by arrival, each above 0. With patience, the step may wait so long.
+        """
+
+    def collect(
+        self, sequences: Sequence[TokenSequence], *, has_news: Callable[[], bool]
+    ) -> Collected:
+        """The drafts asked for before, valid for the sequences as they are now.
+
+        A patient wait ends once `has_news` says that somebody else wants something.
+        """
 
     def flush(self, *, is_bypassed: bool) -> None:
         """The end of a step: sends what was held back, unless the step is bypassed."""

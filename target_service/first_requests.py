@@ -4,7 +4,7 @@ with drafts.
 The engine has proved its forward; this proves scheduling, verification and commitment on top of it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -48,7 +48,7 @@ class _ReplayedDrafts:
         self._vocab_size = vocab_size
         self._lengths: dict[int, int] = {}
 
-    def unavailable(self, sequences: Sequence[TokenSequence]) -> str | None:
+    def unavailable(self, *, patience_seconds: float) -> str | None:
         return None
 
     def started(self, sequences: Sequence[TokenSequence]) -> None:
@@ -57,10 +57,19 @@ class _ReplayedDrafts:
     def stopped(self, sequence: TokenSequence) -> None:
         pass
 
-    def ask(self, sequences: Sequence[TokenSequence], draft_lengths: Mapping[int, int]) -> None:
+    def ask(
+        self,
+        sequences: Sequence[TokenSequence],
+        draft_lengths: Mapping[int, int],
+        *,
+        decode_rows: int,
+        patience_seconds: float,
+    ) -> None:
         self._lengths = dict(draft_lengths)
 
-    def collect(self, sequences: Sequence[TokenSequence]) -> Collected:
+    def collect(
+        self, sequences: Sequence[TokenSequence], *, has_news: Callable[[], bool]
+    ) -> Collected:
         if not self._lengths:
             return NOTHING_COLLECTED
         drafts = {}

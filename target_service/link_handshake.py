@@ -9,6 +9,10 @@ class LinkLost(Exception):
     """The stream is of no further use."""
 
 
+class LinkSilent(LinkLost):
+    """The stream is up and nothing comes over it, or nothing is taken."""
+
+
 class LinkRefused(LinkLost):
     """The draft service does not fit; another try needs another draft process."""
 

@@ -4,16 +4,16 @@ Nothing that comes back is trusted: a row is used only if its stamps are those o
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from outrider.serving.columns import MalformedColumn
 from outrider.v1 import draft_pb2
 from target_service import codec, policy
 from target_service.circuit_breaker import Circuit
 from target_service.codec import DraftRow, decode_draft, decode_rows, encode_step
-from target_service.draft_link import DraftLink
 from target_service.draft_wait import MAX_EXTRA_SECONDS, DraftWait
 from target_service.drafts import NOTHING_COLLECTED, Collected
+from target_service.link_mailbox import LinkMailbox
 from target_service.sequence import Sequence as TokenSequence
 from target_service.slots import SlotTable
 from target_service.statistics import Statistics
@@ -21,6 +21,11 @@ from target_service.told import Told
 
 # Of the wait, what the draft service may use; the rest is the way there and back.
 DRAFTING_SHARE = 0.9
+# How often a patient wait looks whether anybody else wants something.
+PATIENT_SLICE_SECONDS = 0.02
+
+# Queues messages for the stream of an epoch; they are dropped if it is gone by then.
+Send = Callable[[int, Sequence[draft_pb2.LinkRequest]], None]
 
 
 class LinkedDrafts:
@@ -29,32 +34,36 @@ class LinkedDrafts:
     def __init__(
         self,
         *,
-        link: DraftLink,
+        mailbox: LinkMailbox,
+        send: Send,
         target_boot_id: int,
         num_slots: int,
         vocab_size: int,
         wait: DraftWait,
         statistics: Statistics,
     ) -> None:
-        self._link = link
+        self._mailbox = mailbox
+        self._send = send
+        self._num_slots = num_slots
         self._target_boot_id = target_boot_id
         self._vocab_size = vocab_size
         self._wait = wait
         self._statistics = statistics
         self._slots = SlotTable(num_slots)
         self._told = Told(target_boot_id, self._slots)
-        self._view = link.view()
+        self._view = mailbox.view()
         self._step_id = 0
         # What was asked for last, by the sequence's arrival.
         self._asked_lengths: dict[int, int] = {}
         # When the wait for it is over, in time.perf_counter seconds.
         self._wait_until = 0.0
+        self._is_patient = False
 
-    def unavailable(self, sequences: Sequence[TokenSequence]) -> str | None:
+    def unavailable(self, *, patience_seconds: float) -> str | None:
         self._follow_stream()
         if not self._view.stream_epoch:
             return policy.LINK_DOWN
-        if self._link.circuit() == Circuit.OPEN and not _patience_seconds(sequences):
+        if self._circuit() == Circuit.OPEN and not patience_seconds:
             return policy.CIRCUIT_OPEN
         return None
 
@@ -68,7 +77,14 @@ class LinkedDrafts:
         self._told.stopped(sequence, self._slots.give_back(sequence))
         self._asked_lengths.pop(sequence.arrival, None)
 
-    def ask(self, sequences: Sequence[TokenSequence], draft_lengths: Mapping[int, int]) -> None:
+    def ask(
+        self,
+        sequences: Sequence[TokenSequence],
+        draft_lengths: Mapping[int, int],
+        *,
+        decode_rows: int,
+        patience_seconds: float,
+    ) -> None:
         self._follow_stream()
         self._asked_lengths.clear()
         view = self._view
@@ -87,9 +103,10 @@ class LinkedDrafts:
                 for sequence, row in zip(asked, rows, strict=True)
             }
             self._step_id += 1
-            wait = self._wait_seconds(sequences)
+            wait = patience_seconds or self._wait_seconds(decode_rows)
             self._wait_until = time.perf_counter() + wait
-            late_after = max(self.late_after_seconds(len(sequences)), wait)
+            self._is_patient = patience_seconds > 0
+            late_after = max(self._wait.plain_seconds(decode_rows) + MAX_EXTRA_SECONDS, wait)
             messages.append(
                 draft_pb2.LinkRequest(
                     step=encode_step(
@@ -101,19 +118,21 @@ class LinkedDrafts:
                     )
                 )
             )
-            self._link.asked(self._step_id, late_after)
+            self._mailbox.asked(self._step_id, late_after)
         if messages:
-            self._link.send(view.stream_epoch, messages)
+            self._send(view.stream_epoch, messages)
 
-    def collect(self, sequences: Sequence[TokenSequence]) -> Collected:
+    def collect(
+        self, sequences: Sequence[TokenSequence], *, has_news: Callable[[], bool]
+    ) -> Collected:
         if not self._asked_lengths:
             return NOTHING_COLLECTED
         started = time.perf_counter()
-        is_answered = self._link.wait_for(self._step_id, max(self._wait_until - started, 0.0))
+        is_answered = self._wait_for_answer(has_news)
         self._follow_stream()
         drafts: dict[int, tuple[int, ...]] = {}
         live = {sequence.arrival for sequence in sequences}
-        for response in self._link.take_received():
+        for response in self._mailbox.take_received():
             self._take(response, live, drafts)
         if not is_answered:
             missing = len(self._asked_lengths.keys() & live)
@@ -127,12 +146,14 @@ class LinkedDrafts:
 
     def flush(self, *, is_bypassed: bool) -> None:
         if is_bypassed:
+            # What was asked for before the bypass is of no use behind it.
+            self._asked_lengths.clear()
             return
         self._follow_stream()
         if self._view.stream_epoch:
             messages = self._told.held_back(self._view)
             if messages:
-                self._link.send(self._view.stream_epoch, messages)
+                self._send(self._view.stream_epoch, messages)
 
     def observe(
         self,
@@ -150,22 +171,31 @@ class LinkedDrafts:
         if not collected.drafts:
             self._wait.observe_plain(decode_rows, seconds)
 
-    def late_after_seconds(self, decode_rows: int) -> float:
-        """An answer that takes longer speaks against the link, not against the wait."""
-        return self._wait.plain_seconds(max(decode_rows, 1)) + MAX_EXTRA_SECONDS
-
-    def _wait_seconds(self, sequences: Sequence[TokenSequence]) -> float:
+    def _wait_seconds(self, decode_rows: int) -> float:
         """How long the next step may wait for its drafts, from now."""
-        patience = _patience_seconds(sequences)
-        if patience:
-            return patience
-        if self._link.circuit() != Circuit.CLOSED:
+        if self._circuit() != Circuit.CLOSED:
             # On trial: a draft that is there in time is welcome, none is waited for.
             return 0.0
-        return self._wait.seconds(len(sequences), self._statistics.link_round_trip.quantile(0.95))
+        return self._wait.seconds(decode_rows, self._statistics.link_round_trip.quantile(0.95))
+
+    def _wait_for_answer(self, has_news: Callable[[], bool]) -> bool:
+        epoch = self._view.stream_epoch
+        while True:
+            left = max(self._wait_until - time.perf_counter(), 0.0)
+            # A patient wait ends as soon as anybody else wants something.
+            slice_seconds = min(left, PATIENT_SLICE_SECONDS) if self._is_patient else left
+            if self._mailbox.wait_for(self._step_id, epoch, slice_seconds):
+                return True
+            is_over = left <= slice_seconds or has_news()
+            if is_over or self._mailbox.view().stream_epoch != epoch:
+                return False
+
+    def _circuit(self) -> Circuit:
+        circuit, _ = self._mailbox.circuit()
+        return circuit
 
     def _follow_stream(self) -> None:
-        view = self._link.view()
+        view = self._mailbox.view()
         if view.stream_epoch != self._view.stream_epoch:
             self._view = view
             self._told.start_stream()
@@ -181,16 +211,17 @@ class LinkedDrafts:
         try:
             if response.HasField("draft"):
                 if self._is_of_this_stream(response.draft):
-                    for row in decode_draft(response.draft):
+                    for row in decode_draft(response.draft, self._num_slots):
                         self._take_row(row, live, drafts)
                 else:
                     self._drop(codec.EPOCH)
             elif response.HasField("resync"):
-                for sequence in self._named(decode_rows(response.resync)):
+                for sequence in self._named(decode_rows(response.resync, self._num_slots)):
                     self._told.forgot(sequence)
             elif response.HasField("refuse"):
-                for sequence in self._named(decode_rows(response.refuse)):
+                for sequence in self._named(decode_rows(response.refuse, self._num_slots)):
                     self._told.refuse(sequence)
+                    self._drop(codec.REFUSED)
         except MalformedColumn:
             self._drop_unusable(codec.MALFORMED)
 
@@ -218,7 +249,7 @@ class LinkedDrafts:
         elif len(row.token_ids) > self._asked_lengths[sequence.arrival]:
             self._drop_unusable(codec.TOO_LONG)
         elif row.token_ids:
-            self._link.judge_row(is_usable=True)
+            self._mailbox.judge_row(is_usable=True)
             drafts[sequence.arrival] = row.token_ids
 
     def _named(self, rows: Sequence[tuple[int, int]]) -> list[TokenSequence]:
@@ -236,9 +267,4 @@ class LinkedDrafts:
     def _drop_unusable(self, reason: str) -> None:
         """A row that no state of the target would have made right."""
         self._drop(reason)
-        self._link.judge_row(is_usable=False)
-
-
-def _patience_seconds(sequences: Sequence[TokenSequence]) -> float:
-    """What the least patient of them allows."""
-    return min((sequence.request.patience_seconds for sequence in sequences), default=0.0)
+        self._mailbox.judge_row(is_usable=False)

@@ -1,6 +1,6 @@
 """The DraftSource of a target without a draft service."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from target_service.drafts import NOTHING_COLLECTED, Collected
 from target_service.policy import NO_DRAFT_SERVICE
@@ -10,7 +10,7 @@ from target_service.sequence import Sequence as TokenSequence
 class NoDrafts:
     """Never has anything."""
 
-    def unavailable(self, sequences: Sequence[TokenSequence]) -> str | None:
+    def unavailable(self, *, patience_seconds: float) -> str | None:
         return NO_DRAFT_SERVICE
 
     def started(self, sequences: Sequence[TokenSequence]) -> None:
@@ -19,10 +19,19 @@ class NoDrafts:
     def stopped(self, sequence: TokenSequence) -> None:
         pass
 
-    def ask(self, sequences: Sequence[TokenSequence], draft_lengths: Mapping[int, int]) -> None:
+    def ask(
+        self,
+        sequences: Sequence[TokenSequence],
+        draft_lengths: Mapping[int, int],
+        *,
+        decode_rows: int,
+        patience_seconds: float,
+    ) -> None:
         raise AssertionError("there is no draft service to ask")
 
-    def collect(self, sequences: Sequence[TokenSequence]) -> Collected:
+    def collect(
+        self, sequences: Sequence[TokenSequence], *, has_news: Callable[[], bool]
+    ) -> Collected:
         return NOTHING_COLLECTED
 
     def flush(self, *, is_bypassed: bool) -> None:

@@ -38,11 +38,17 @@ class Policy:
         return 0
 
 
-def policy_from(message: target_pb2.SpeculationPolicy) -> Policy:
-    """The policy in a message; rules are sorted, so that their order on the wire does not
-    matter.
+def policy_from(message: target_pb2.SpeculationPolicy, max_draft_length: int) -> Policy:
+    """The policy in a message, within the target's own bound on draft lengths.
+
+    Rules are sorted, so that their order on the wire does not matter.
     """
     return Policy(
-        rules=tuple(sorted((rule.max_decode_rows, rule.draft_length) for rule in message.rules)),
+        rules=tuple(
+            sorted(
+                (rule.max_decode_rows, min(rule.draft_length, max_draft_length))
+                for rule in message.rules
+            )
+        ),
         max_decode_rows=message.max_decode_rows if message.HasField("max_decode_rows") else None,
     )

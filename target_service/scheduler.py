@@ -101,27 +101,26 @@ class Scheduler:
         """Makes room in the cache for every decode row and its draft; returns the decoding
         sequences that remain.
 
-        `draft_lengths` is by arrival; a draft that finds no blocks is taken out of it before any
-        sequence is preempted.
+        `draft_lengths` is by arrival. A draft that finds no blocks is taken out of it; none is
+        worth a preemption, so all committed tokens get theirs first.
         """
-        decoding = self.decoding()
-        for sequence in list(decoding):
-            if sequence not in self.running:
-                continue
-            draft_length = draft_lengths.get(sequence.arrival, 0)
-            needed = self._blocks_of(sequence.committed_length + draft_length)
-            if needed - len(sequence.block_table) > self._pool.num_free:
-                draft_lengths.pop(sequence.arrival, None)
+        for sequence in self.decoding():
             while sequence in self.running:
                 try:
-                    self._grow(
-                        sequence,
-                        sequence.committed_length + draft_lengths.get(sequence.arrival, 0),
-                    )
+                    self._grow(sequence, sequence.committed_length)
                     break
                 except CacheFull:
-                    self.preempt(max(self.running, key=lambda running: running.arrival))
-        return [sequence for sequence in decoding if sequence in self.running]
+                    self.preempt(max(self.running, key=_first_to_go))
+        remaining = self.decoding()
+        for sequence in remaining:
+            if sequence.arrival in draft_lengths:
+                try:
+                    self._grow(
+                        sequence, sequence.committed_length + draft_lengths[sequence.arrival]
+                    )
+                except CacheFull:
+                    del draft_lengths[sequence.arrival]
+        return remaining
 
     def prefill_chunks(self, decode_rows: int) -> list[PrefillChunk]:
         """Prompt tokens for the next step, oldest sequence first, within the step's rows."""
@@ -173,3 +172,8 @@ class Scheduler:
         self._pool.release(sequence.block_table)
         sequence.block_table = []
         sequence.cached_length = 0
+
+
+def _first_to_go(sequence: Sequence) -> tuple[int, int]:
+    """The key of the sequence to preempt: the least important one, of these the youngest."""
+    return -sequence.request.priority, sequence.arrival

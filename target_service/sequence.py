@@ -19,7 +19,7 @@ class ReportSink(Protocol):
         """A sequence that was not admitted. Called on the engine's thread."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Request:
     """What a gateway asked for, checked."""
 
@@ -65,7 +65,7 @@ class StepSummary:
     step_seconds: float
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Sequence:
     """A request that runs. Owned by the engine's thread.
 

@@ -14,7 +14,6 @@ from outrider.v1 import target_pb2, target_pb2_grpc
 from target_service.boot import Target, boot_target
 from target_service.config import TargetConfig
 from target_service.draft_link import DraftLink
-from target_service.linked_drafts import LinkedDrafts
 from target_service.servicer import TargetServicer
 
 logger = logging.getLogger(__name__)
@@ -28,6 +27,7 @@ class TargetService:
     def __init__(self, config: TargetConfig, lifecycle: Lifecycle[Target]) -> None:
         self._config = config
         self._lifecycle = lifecycle
+        self._servicer = TargetServicer(lifecycle)
         # Set by `start`; the boot thread waits for it.
         self._loop: Future[asyncio.AbstractEventLoop] = Future()
         self._running: list[Target] = []
@@ -35,7 +35,7 @@ class TargetService:
 
     def register(self, server: grpc.aio.Server) -> Sequence[str]:
         target_pb2_grpc.add_TargetServiceServicer_to_server(  # type: ignore[no-untyped-call]
-            TargetServicer(self._lifecycle), server
+            self._servicer, server
         )
         return [target_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name]
 
@@ -51,23 +51,38 @@ class TargetService:
         self._lifecycle.serve(target)
 
     async def drain(self, timeout_seconds: float) -> None:
-        """Rejects what is new, waits for what runs."""
+        """Rejects what is new, waits until what runs has ended and every report is written."""
         deadline = time.monotonic() + timeout_seconds
         for target in self._running:
             target.step_loop.submit(lambda loop: loop.stop_admitting())
-            while target.scheduler.has_work and time.monotonic() < deadline:
+            while self._lifecycle.is_draining and time.monotonic() < deadline:
+                # Behind everything that was submitted before, and behind the reports of the step.
+                await self._run_on_engine(target, deadline)
+                if not target.scheduler.has_work:
+                    break
                 await asyncio.sleep(DRAIN_POLL_SECONDS)
             if target.scheduler.has_work:
-                logger.warning("target: sequences still run after %g s", timeout_seconds)
+                logger.warning("target: sequences still run")
+        try:
+            async with asyncio.timeout(max(deadline - time.monotonic(), 0.0)):
+                await self._servicer.flush()
+        except TimeoutError:
+            logger.warning("target: reports are still unread after %g s", timeout_seconds)
+
+    async def _run_on_engine(self, target: Target, deadline: float) -> None:
+        """Returns once the engine has come to its commands, or has failed, or the time is over."""
+        loop = asyncio.get_running_loop()
+        reached = asyncio.Event()
+        target.step_loop.submit(lambda _: loop.call_soon_threadsafe(reached.set))
+        while not reached.is_set() and self._lifecycle.is_draining and time.monotonic() < deadline:
+            await asyncio.sleep(DRAIN_POLL_SECONDS)
 
     async def stop(self) -> None:
         for link in self._links:
             link.cancel()
 
-    def _run_link(self, link: DraftLink, drafts: LinkedDrafts) -> None:
-        future = asyncio.run_coroutine_threadsafe(
-            link.run(lambda: drafts.late_after_seconds(1)), self._loop.result()
-        )
+    def _run_link(self, link: DraftLink) -> None:
+        future = asyncio.run_coroutine_threadsafe(link.run(), self._loop.result())
         future.add_done_callback(self._link_ended)
         self._links.append(future)
 

@@ -29,6 +29,8 @@ class GatewayStream:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self.responses: asyncio.Queue[target_pb2.DecodeResponse] = asyncio.Queue()
+        # Set once the gateway has stopped reading.
+        self.is_stuck = asyncio.Event()
 
     def report(self, outcomes: Sequence[Outcome], step: StepSummary) -> None:
         self._send(target_pb2.DecodeResponse(step=encode_report(outcomes, step)))
@@ -40,7 +42,12 @@ class GatewayStream:
 
     def _send(self, response: target_pb2.DecodeResponse) -> None:
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self.responses.put_nowait, response)
+            self._loop.call_soon_threadsafe(self._put, response)
+
+    def _put(self, response: target_pb2.DecodeResponse) -> None:
+        self.responses.put_nowait(response)
+        if self.responses.qsize() > MAX_UNREAD_RESPONSES:
+            self.is_stuck.set()
 
 
 class TargetServicer(target_pb2_grpc.TargetServiceServicer):
@@ -48,6 +55,11 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
 
     def __init__(self, lifecycle: Lifecycle[Target]) -> None:
         self._lifecycle = lifecycle
+        self._streams: set[GatewayStream] = set()
+
+    async def flush(self) -> None:
+        """Returns once every response that was given to a stream is written."""
+        await asyncio.gather(*(stream.responses.join() for stream in self._streams))
 
     async def GetModel(
         self,
@@ -75,13 +87,16 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         async with rpc_errors(context):
             target = self._lifecycle.ready()
             stream = GatewayStream(asyncio.get_running_loop())
+            self._streams.add(stream)
             try:
                 await run_until_first_ends(
                     self._read(target, stream, request_iterator),
                     self._write(stream, context),
                     self._wait_for_failure(),
+                    self._wait_until_stuck(stream),
                 )
             finally:
+                self._streams.discard(stream)
                 target.step_loop.submit(lambda loop: loop.cancel(stream))
 
     async def _read(
@@ -104,7 +119,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
                 ids = frozenset(request.cancel.sequence_ids)
                 target.step_loop.submit(lambda loop, ids=ids: loop.cancel(stream, ids))  # type: ignore[misc]
             elif kind == "policy":
-                policy = policy_from(request.policy)
+                policy = policy_from(request.policy, target.bounds.max_draft_length)
                 target.step_loop.submit(lambda loop, policy=policy: loop.set_policy(policy))  # type: ignore[misc]
 
     def _admit(self, target: Target, stream: GatewayStream, batch: target_pb2.AdmitBatch) -> None:
@@ -123,9 +138,12 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
     ) -> None:
         while True:
             response = await stream.responses.get()
-            if stream.responses.qsize() > MAX_UNREAD_RESPONSES:
-                raise NotServing(f"{stream.responses.qsize()} responses are unread")
             await context.write(response)
+            stream.responses.task_done()
+
+    async def _wait_until_stuck(self, stream: GatewayStream) -> None:
+        await stream.is_stuck.wait()
+        raise NotServing(f"more than {MAX_UNREAD_RESPONSES} responses are unread")
 
     async def _wait_for_failure(self) -> None:
         while True:

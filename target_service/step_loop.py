@@ -54,7 +54,6 @@ class StepLoop:
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._policy = Policy()
         self._step_id = 0
-        self._is_bypassed = False
         self._is_stopping = False
 
     # For other threads.
@@ -109,7 +108,8 @@ class StepLoop:
             if self._scheduler.has_work:
                 self.step()
             else:
-                self._drafts.flush(is_bypassed=self._is_bypassed)
+                # Nothing decodes, so nothing is above any bound.
+                self._drafts.flush(is_bypassed=False)
 
     def step(self) -> None:
         """One forward for all running sequences, and what follows from it."""
@@ -118,12 +118,12 @@ class StepLoop:
             self._drafts.started(self._scheduler.start_waiting())
             collected = self._collect()
             batch = self._batch(collected)
+            self._count_bypass(batch.decode_rows, collected)
             with self._activity("verify") if batch.is_speculative else nullcontext():
                 forward_started = time.perf_counter()
                 logits = batch.forward(self._runner)
                 forward_seconds = time.perf_counter() - forward_started
                 outcomes = self._commit(batch, logits)
-            self._count_bypass(batch.decode_rows, collected)
             self._ask()
             seconds = time.perf_counter() - started
             self._step_id += 1
@@ -176,18 +176,22 @@ class StepLoop:
 
     def _collect(self) -> Collected:
         decoding = self._scheduler.decoding()
-        # Sequences may have left since the drafts were asked for, none can have joined.
         if not decoding or self._policy.is_bypassed(len(decoding)):
             return NOTHING_COLLECTED
-        return self._drafts.collect(decoding)
+        return self._drafts.collect(decoding, has_news=lambda: not self._commands.empty())
 
     def _batch(self, collected: Collected) -> Batch:
         """The next step's rows, with their blocks reserved."""
-        lengths = {
-            sequence.arrival: min(len(collected.drafts[sequence.arrival]), sequence.room - 1)
-            for sequence in self._scheduler.decoding()
-            if sequence.arrival in collected.drafts
-        }
+        decoding = self._scheduler.decoding()
+        # Sequences may have left or joined since the drafts were asked for.
+        rows_left = self._max_step_rows - len(decoding)
+        lengths = {}
+        for sequence in decoding:
+            draft = collected.drafts.get(sequence.arrival, ())
+            length = min(len(draft), sequence.room - 1, rows_left)
+            if length > 0:
+                lengths[sequence.arrival] = length
+                rows_left -= length
         remaining = self._scheduler.reserve_decode_rows(lengths)
         decode_rows = [
             DecodeRow(
@@ -235,13 +239,14 @@ class StepLoop:
         committed.
         """
         decoding = self._scheduler.decoding()
-        self._is_bypassed = self._policy.is_bypassed(len(decoding))
-        if self._is_bypassed:
+        if self._policy.is_bypassed(len(decoding)):
+            self._drafts.flush(is_bypassed=True)
             return
         lengths = self._draft_lengths(decoding)
-        if lengths and self._drafts.unavailable(decoding) is None:
+        patience = self._patience_seconds()
+        if lengths and self._drafts.unavailable(patience_seconds=patience) is None:
             asked = [sequence for sequence in decoding if sequence.arrival in lengths]
-            self._drafts.ask(asked, lengths)
+            self._drafts.ask(asked, lengths, decode_rows=len(decoding), patience_seconds=patience)
         else:
             self._drafts.flush(is_bypassed=False)
 
@@ -263,11 +268,18 @@ class StepLoop:
                 lengths[sequence.arrival] = draft_length
         return lengths
 
+    def _patience_seconds(self) -> float:
+        """What the least patient of all sequences allows, also of those that do not decode yet."""
+        return min(
+            (sequence.request.patience_seconds for sequence in self._scheduler.all_sequences()),
+            default=0.0,
+        )
+
     def _count_bypass(self, decode_rows: Sequence[DecodeRow], collected: Collected) -> None:
         if not decode_rows or collected is not NOTHING_COLLECTED:
             return
         decoding = [row.sequence for row in decode_rows]
-        unavailable = self._drafts.unavailable(decoding)
+        unavailable = self._drafts.unavailable(patience_seconds=self._patience_seconds())
         if self._policy.is_bypassed(len(decode_rows)):
             reason = reasons.THRESHOLD
         elif unavailable != reasons.NO_DRAFT_SERVICE and not self._draft_lengths(decoding):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from outrider.v1 import draft_pb2
 from target_service.codec import Stamp, StepRow, encode_close, encode_open
-from target_service.draft_link import LinkView
+from target_service.link_mailbox import LinkView
 from target_service.sequence import Sequence as TokenSequence
 from target_service.slots import SlotTable
 from target_service.token_bucket import TokenBucket
@@ -50,6 +50,7 @@ class Told:
     def start_stream(self) -> None:
         """Another stream has taken the place of the old one: nothing is known on it."""
         self._again.update(self._lengths)
+        self._again.update(sequence.arrival for sequence in self._unsent_opens)
         self._lengths.clear()
         self._refused.clear()
         self._unsent_closes.clear()

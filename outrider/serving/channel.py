@@ -7,7 +7,6 @@ MAX_MESSAGE_BYTES = 64 * 2**20
 
 # Local proxies are for web traffic, never for a link between services.
 _CHANNEL_OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.enable_http_proxy", 0),
     # Every link has its own connection: a shared one would make one link wait behind another's
@@ -28,11 +27,13 @@ SERVER_OPTIONS = (
 )
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
-    """An asyncio channel to host:port."""
-    return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+def open_channel(address: str, max_receive_bytes: int = MAX_MESSAGE_BYTES) -> grpc.aio.Channel:
+    """An asyncio channel to host:port. A peer that is not trusted may send less at once."""
+    receive = ("grpc.max_receive_message_length", max_receive_bytes)
+    return grpc.aio.insecure_channel(address, options=(receive, *_CHANNEL_OPTIONS))
 
 
 def open_blocking_channel(address: str) -> grpc.Channel:
     """A channel for callers without an event loop."""
-    return grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
+    receive = ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)
+    return grpc.insecure_channel(address, options=(receive, *_CHANNEL_OPTIONS))

@@ -6,6 +6,7 @@ service or one of its run-time activities. Actions: `raise`, `hang`, `exit`, `de
 """
 
 import logging
+import math
 import os
 import sys
 import time
@@ -77,6 +78,10 @@ def parse_faults(
             )
         except ValueError as error:
             raise ConfigurationError(f"inject_fault: {entry!r}: {error}") from error
+        if not 0 <= parsed.delay_seconds < math.inf or parsed.first_entry < 1:
+            raise ConfigurationError(
+                f"inject_fault: {entry!r}: a delay must be 0 or more seconds, @N at least 1"
+            )
         if named_service == service:
             faults.append(parsed)
     return tuple(faults)

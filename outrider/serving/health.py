@@ -35,12 +35,15 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         context: grpc.aio.ServicerContext,  # type: ignore[type-arg]
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
         last = None
-        while not self._lifecycle.is_over:
+        while True:
+            is_last = self._lifecycle.is_over
             revision = self._lifecycle.revision
             status = self._status(request.service)
             if status != last:
                 yield health_pb2.HealthCheckResponse(status=status)
                 last = status
+            if is_last:
+                return
             await self._lifecycle.changed_since(revision)
 
     def _status(self, name: str) -> "health_pb2.HealthCheckResponse.ServingStatus":

@@ -190,9 +190,6 @@ class Lifecycle(Generic[Booted]):
         with self._lock:
             if self._state == status_pb2.SERVICE_STATE_FAILED:
                 return
-            if self._state == status_pb2.SERVICE_STATE_DRAINING:
-                logger.error("%s: failed while draining: %s: %s", self.service, stage, reason)
-                return
             self._state = status_pb2.SERVICE_STATE_FAILED
             self._booted = None
             self._failure = status_pb2.Failure(stage=stage, reason=reason)

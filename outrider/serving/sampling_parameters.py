@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from outrider.serving.errors import InvalidArgument
 from outrider.v1 import sampling_pb2
 
+# Below it a logit divided by the temperature may be more than a double holds.
+MIN_TEMPERATURE = 1e-6
 MAX_TEMPERATURE = 100.0
 MAX_TOP_K = 2**31 - 1
 
@@ -34,8 +36,9 @@ class SamplingParameters:
 
     def __post_init__(self) -> None:
         """Raises InvalidArgument for the first parameter out of its bounds."""
-        _check("temperature", self.temperature, 0 <= self.temperature <= MAX_TEMPERATURE,
-               f"between 0 and {MAX_TEMPERATURE:g}")  # fmt: skip
+        is_possible = self.temperature == 0 or self.temperature >= MIN_TEMPERATURE
+        _check("temperature", self.temperature, is_possible and self.temperature <= MAX_TEMPERATURE,
+               f"0, or between {MIN_TEMPERATURE:g} and {MAX_TEMPERATURE:g}")  # fmt: skip
         _check("top_k", self.top_k, 0 <= self.top_k <= MAX_TOP_K, f"between 0 and {MAX_TOP_K}")
         _check("top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1")
         _check("min_p", self.min_p, 0 <= self.min_p <= 1, "between 0 and 1")

@@ -83,9 +83,16 @@ async def _run(
     service: Service, lifecycle: Lifecycle[Any], config: ServiceConfig, port: int
 ) -> int:
     stop_requested = asyncio.Event()
+
+    def request_stop() -> None:
+        if stop_requested.is_set():
+            # Asked twice: whoever asks does not want to wait for the drain.
+            os._exit(EXIT_CODE_OF_FAILURE)
+        stop_requested.set()
+
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop_requested.set)
+        loop.add_signal_handler(number, request_stop)
 
     server = grpc.aio.server(options=SERVER_OPTIONS)
     names = [
@@ -119,7 +126,6 @@ async def _run(
             await stopping
         else:
             await asyncio.sleep(FAILURE_GRACE_SECONDS)
-    has_failed = lifecycle.state == status_pb2.SERVICE_STATE_FAILED
     was_serving = lifecycle.is_serving
     lifecycle.drain()
     if was_serving:
@@ -130,6 +136,7 @@ async def _run(
     await server.stop(STOP_GRACE_SECONDS)
     failed.cancel()
     logger.info("%s: stopped", lifecycle.service)
+    has_failed = lifecycle.state == status_pb2.SERVICE_STATE_FAILED
     return EXIT_CODE_OF_FAILURE if has_failed else 0
 
 

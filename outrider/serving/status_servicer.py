@@ -27,7 +27,10 @@ class StatusServicer(status_pb2_grpc.StatusServiceServicer):
         request: status_pb2.WatchStatusRequest,
         context: grpc.aio.ServicerContext,  # type: ignore[type-arg]
     ) -> AsyncIterator[status_pb2.ServiceStatus]:
-        while not self._lifecycle.is_over:
+        while True:
             revision = self._lifecycle.revision
+            is_last = self._lifecycle.is_over
             yield self._lifecycle.status()
+            if is_last:
+                return
             await self._lifecycle.changed_since(revision)

@@ -27,6 +27,9 @@ def test_a_service_takes_only_its_own_faults() -> None:
         "target:graphs:delay=soon",
         "target:graphs:raise=1",
         "target:graphs:raise@x",
+        "target:graphs:raise@-1",
+        "target:graphs:delay=-1",
+        "target:graphs:delay=nan",
     ],
 )
 def test_a_fault_that_nothing_has_is_an_error(text: str) -> None:

@@ -18,7 +18,7 @@ class FakeDrafts:
         self.asks: list[dict[int, int]] = []
         self.flushes: list[bool] = []
 
-    def unavailable(self, sequences: Sequence[TokenSequence]) -> str | None:
+    def unavailable(self, *, patience_seconds: float) -> str | None:
         return None
 
     def started(self, sequences: Sequence[TokenSequence]) -> None:
@@ -27,12 +27,21 @@ class FakeDrafts:
     def stopped(self, sequence: TokenSequence) -> None:
         self.live.remove(sequence.arrival)
 
-    def ask(self, sequences: Sequence[TokenSequence], draft_lengths: Mapping[int, int]) -> None:
+    def ask(
+        self,
+        sequences: Sequence[TokenSequence],
+        draft_lengths: Mapping[int, int],
+        *,
+        decode_rows: int,
+        patience_seconds: float,
+    ) -> None:
         assert {sequence.arrival for sequence in sequences} == set(draft_lengths)
         self._lengths = dict(draft_lengths)
         self.asks.append(self._lengths)
 
-    def collect(self, sequences: Sequence[TokenSequence]) -> Collected:
+    def collect(
+        self, sequences: Sequence[TokenSequence], *, has_news: Callable[[], bool]
+    ) -> Collected:
         lengths, self._lengths = self._lengths, {}
         if not lengths:
             return NOTHING_COLLECTED

@@ -19,6 +19,7 @@ from outrider.engine.sampling import Sampling
 from outrider.v1 import draft_pb2, draft_pb2_grpc, status_pb2
 from target_service.draft_link import DraftLink
 from target_service.draft_wait import DraftWait
+from target_service.link_mailbox import LinkMailbox
 from target_service.linked_drafts import LinkedDrafts
 from target_service.policy import Policy
 from target_service.scheduler import Scheduler, SchedulerBounds
@@ -45,14 +46,17 @@ class Target:
     def __init__(self, address: str, num_slots: int = 8) -> None:
         self.statistics = Statistics(DRAFT_LENGTH)
         self.statuses: list[status_pb2.LinkStatus] = []
+        self.mailbox = LinkMailbox(self.statistics)
         self.link = DraftLink(
             address=address,
             hello=draft_pb2.Hello(target_boot_id=BOOT_ID, max_draft_length=DRAFT_LENGTH),
+            mailbox=self.mailbox,
             statistics=self.statistics,
             on_status=self.statuses.append,
         )
         self.drafts = LinkedDrafts(
-            link=self.link,
+            mailbox=self.mailbox,
+            send=self.link.send,
             target_boot_id=BOOT_ID,
             num_slots=num_slots,
             vocab_size=VOCAB_SIZE,
@@ -134,7 +138,7 @@ async def linked(service: FakeDraftService) -> AsyncIterator[tuple[Target, grpc.
     random.seed(3)
     server, port = await serve(service)
     target = Target(f"127.0.0.1:{port}")
-    link = asyncio.create_task(target.link.run(lambda: target.drafts.late_after_seconds(1)))
+    link = asyncio.create_task(target.link.run())
     threading.Thread(target=target.loop.run, daemon=True).start()
     try:
         yield target, server, port
@@ -245,14 +249,14 @@ def test_a_draft_service_that_is_killed_and_comes_back_is_used_again() -> None:
             target.admit(8, 400)
             await until(lambda: target.statistics.accepted_tokens > 100)
             await server.stop(None)
-            await until(lambda: not target.link.view().stream_epoch)
+            await until(lambda: not target.mailbox.view().stream_epoch)
             plain = target.statistics.plain_steps
             await until(lambda: target.statistics.plain_steps > plain + 5)
             accepted = target.statistics.accepted_tokens
             second, _ = await serve(FakeDraftService(boot_id=8), port)
             await until(lambda: target.statistics.accepted_tokens > accepted + 100)
             await target.finish()
-            assert target.link.view().stream_epoch > 1
+            assert target.mailbox.view().stream_epoch > 1
             await second.stop(None)
 
     asyncio.run(main())
