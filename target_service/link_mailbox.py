@@ -3,6 +3,7 @@
 Thread-safe. Knows messages and their times, not streams and not sequences.
 """
 
+import math
 import threading
 import time
 from collections import deque
@@ -70,7 +71,9 @@ class LinkMailbox:
                 if now - asked.sent > asked.late_after_seconds:
                     self._asked.pop(earlier, None)
                     self._late(now)
-            self._asked[step_id] = _Asked(now, late_after_seconds)
+            # What is asked through an open circuit (by canaries) is no trial.
+            is_open = self._breaker.state(now) == Circuit.OPEN
+            self._asked[step_id] = _Asked(now, math.inf if is_open else late_after_seconds)
 
     def judge_row(self, *, is_usable: bool) -> None:
         """Tells the circuit breaker about a draft row."""

@@ -15,6 +15,7 @@ from target_service.boot import Target, boot_target
 from target_service.config import TargetConfig
 from target_service.draft_link import DraftLink
 from target_service.servicer import TargetServicer
+from target_service.step_loop import StepLoop
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,8 @@ class TargetService:
                 await asyncio.sleep(DRAIN_POLL_SECONDS)
             if target.scheduler.has_work:
                 logger.warning("target: sequences still run")
+        if not self._lifecycle.is_draining:
+            return
         try:
             async with asyncio.timeout(max(deadline - time.monotonic(), 0.0)):
                 await self._servicer.flush()
@@ -73,7 +76,11 @@ class TargetService:
         """Returns once the engine has come to its commands, or has failed, or the time is over."""
         loop = asyncio.get_running_loop()
         reached = asyncio.Event()
-        target.step_loop.submit(lambda _: loop.call_soon_threadsafe(reached.set))
+
+        def reach(step_loop: StepLoop) -> None:
+            loop.call_soon_threadsafe(reached.set)
+
+        target.step_loop.submit(reach)
         while not reached.is_set() and self._lifecycle.is_draining and time.monotonic() < deadline:
             await asyncio.sleep(DRAIN_POLL_SECONDS)
 

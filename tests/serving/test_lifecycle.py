@@ -175,10 +175,25 @@ def test_every_watcher_sees_the_last_state_and_one_that_leaves_costs_the_others_
     asyncio.run(main())
 
 
-def test_draining_keeps_a_failures_reason() -> None:
+def test_a_failure_stays_a_failure_to_the_end() -> None:
     lifecycle = make()
     boot(lifecycle)
     lifecycle.fail("step", "broken")
     lifecycle.drain()
-    assert not lifecycle.is_draining
+    assert state_name(lifecycle.state) == "FAILED"
     assert lifecycle.words() == "FAILED in stage step: broken"
+
+
+def test_an_engine_that_dies_while_draining_is_a_failure() -> None:
+    lifecycle = make("target:step:raise")
+    boot(lifecycle)
+    lifecycle.drain()
+    assert lifecycle.is_draining
+
+    def step() -> None:
+        with lifecycle.activity("step"):
+            pass
+
+    lifecycle.guard(step)
+    assert not lifecycle.is_draining
+    assert lifecycle.status().failure.stage == "step"

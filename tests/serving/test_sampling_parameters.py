@@ -18,6 +18,8 @@ def test_unset_fields_are_the_defaults_and_a_round_trip_changes_nothing() -> Non
     [
         ("temperature", -0.1),
         ("temperature", 101.0),
+        ("temperature", 1e-250),
+        ("temperature", 5e-324),
         ("temperature", math.nan),
         ("top_p", 0.0),
         ("top_p", 1.5),

@@ -16,6 +16,7 @@ class FakeDrafts:
         self._lengths: dict[int, int] = {}
         self.live: set[int] = set()
         self.asks: list[dict[int, int]] = []
+        self.patience: list[float] = []
         self.flushes: list[bool] = []
 
     def unavailable(self, *, patience_seconds: float) -> str | None:
@@ -38,6 +39,7 @@ class FakeDrafts:
         assert {sequence.arrival for sequence in sequences} == set(draft_lengths)
         self._lengths = dict(draft_lengths)
         self.asks.append(self._lengths)
+        self.patience.append(patience_seconds)
 
     def collect(
         self, sequences: Sequence[TokenSequence], *, has_news: Callable[[], bool]

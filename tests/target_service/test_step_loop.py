@@ -1,6 +1,7 @@
 """The step loop against an oracle that decodes one token at a time."""
 
 import random
+import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
 
@@ -103,6 +104,7 @@ class Harness:
         resumed: Sequence[int] = (),
         override: int | None = None,
         priority: int = 0,
+        patience: float = 0.0,
     ) -> None:
         self.loop.admit(
             [
@@ -117,7 +119,7 @@ class Harness:
                     deadline=None,
                     priority=priority,
                     draft_length_override=override,
-                    patience_seconds=0.0,
+                    patience_seconds=patience,
                 )
             ]
         )
@@ -307,3 +309,85 @@ def test_drafts_never_make_a_step_larger_than_its_bound() -> None:
         harness.admit(sequence_id, [sequence_id + 1], 20, GREEDY)
     harness.run()
     assert max(sum(rows) for rows in harness.runner.rows_of_steps) <= 16
+
+
+def test_a_one_token_prompt_that_joins_after_the_drafts_were_asked_for_keeps_the_rows_bounded() -> (
+    None
+):
+    harness = Harness(right_draft, max_running=8, max_step_rows=16)
+    for sequence_id in range(3):
+        harness.admit(sequence_id, [1, 2, sequence_id], 40, GREEDY)
+    for _ in range(3):
+        harness.loop.step()
+    assert harness.drafts.asks
+    for sequence_id in range(3, 8):
+        harness.admit(sequence_id, [sequence_id], 10, GREEDY)
+    harness.run()
+    for sequence_id in range(3, 8):
+        assert harness.sink.tokens(sequence_id) == oracle([sequence_id], GREEDY, 10)
+
+
+def test_no_draft_costs_another_sequence_its_place() -> None:
+    def preemptions(propose: Propose) -> int:
+        # Three blocks for two sequences of 8 tokens that both need a second block.
+        harness = Harness(propose, num_blocks=5)
+        for sequence_id in range(2):
+            harness.admit(sequence_id, [sequence_id + 1] * 7, 9, GREEDY)
+        harness.run()
+        return harness.scheduler.preemptions
+
+    assert preemptions(no_draft) == preemptions(right_draft) == 0
+
+
+def test_the_least_important_sequence_is_preempted_first() -> None:
+    harness = Harness(no_draft, num_blocks=8)
+    harness.admit(1, [1] * 15, 20, GREEDY)
+    harness.loop.step()
+    harness.admit(2, [2] * 15, 20, GREEDY, priority=100)
+    harness.run()
+    assert harness.scheduler.preemptions > 0
+    # The important one was never computed again: its prompt was prefilled once.
+    steps = [
+        outcome.sequence_id for outcomes in harness.sink.outcomes.values() for outcome in outcomes
+    ]
+    assert steps.count(2) == 20
+    assert harness.sink.tokens(1) == oracle([1] * 15, GREEDY, 20)
+
+
+def test_patience_is_the_least_patient_sequences_and_nobody_elses() -> None:
+    harness = Harness(right_draft)
+    harness.admit(1, [1], 30, GREEDY, patience=5.0)
+    harness.loop.step()
+    harness.loop.step()
+    assert harness.drafts.patience[-1] == 5.0
+    harness.admit(2, [2], 30, GREEDY, override=0)
+    harness.loop.step()
+    assert harness.drafts.patience[-1] == 0.0
+
+
+def test_cancelled_sequences_are_told_to_the_draft_service_even_after_a_bypass() -> None:
+    harness = Harness(right_draft)
+    harness.set_policy(rules=((64, DRAFT_LENGTH),), max_decode_rows=1)
+    for sequence_id in range(2):
+        harness.admit(sequence_id, [sequence_id + 1], 20, GREEDY)
+    for _ in range(3):
+        harness.loop.step()
+    assert harness.drafts.flushes[-1] is True
+    harness.loop.cancel(harness.sink)
+    harness.loop.submit(stop_running)
+    with pytest.raises(StopRunning):
+        harness.loop.run()
+    assert harness.drafts.flushes[-1] is False
+
+
+class StopRunning(Exception):
+    """Ends a loop that runs for ever."""
+
+
+def stop_running(loop: StepLoop) -> None:
+    """Lets the loop pass once through its idle branch, then ends it."""
+
+    def stop(loop: StepLoop) -> None:
+        raise StopRunning
+
+    threading.Timer(0.1, loop.submit, (stop,)).start()

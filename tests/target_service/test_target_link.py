@@ -371,3 +371,37 @@ def test_random_bytes_in_every_column_change_no_token(seed: int) -> None:
             await target.finish()
 
     asyncio.run(main())
+
+
+def test_streams_that_end_while_they_are_written_to_never_end_the_link() -> None:
+    """A draft service that dies in the middle of a message is an ordinary event, hundreds of
+    times.
+    """
+
+    class Leaving(FakeDraftService):
+        async def Link(self, request_iterator, context):  # type: ignore[no-untyped-def]
+            self.num_streams += 1
+            async for request in request_iterator:
+                if request.HasField("hello"):
+                    yield draft_pb2.LinkResponse(hello=self._reply(request.hello))
+                else:
+                    return
+
+    async def main() -> None:
+        service = Leaving()
+        async with linked(service) as (target, _, _):
+            pings = draft_pb2.LinkRequest(ping=draft_pb2.Ping())
+            deadline = time.monotonic() + 4
+            while time.monotonic() < deadline:
+                epoch = target.mailbox.view().stream_epoch
+                if epoch:
+                    target.link.send(epoch, [pings] * 20)
+                await asyncio.sleep(0.001)
+            assert service.num_streams > 10
+            service.__class__ = FakeDraftService
+            await until(lambda: is_closed_circuit(target))
+            target.admit(2, 20)
+            await target.finish()
+            await until(lambda: is_closed_circuit(target))
+
+    asyncio.run(main())
