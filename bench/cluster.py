@@ -16,6 +16,8 @@ from typing import IO, Any
 
 import httpx
 
+from outrider.cli import tether
+
 READY_TIMEOUT_SECONDS = 180.0
 STOP_TIMEOUT_SECONDS = 30.0
 
@@ -25,7 +27,19 @@ class Cluster:
 
     def __init__(self, arguments: Sequence[str], environment: dict[str, str]) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "outrider.cli.main", "up", "--rest-port", "0", *arguments],
+            [
+                # Nothing may be left running when a measurement is killed.
+                sys.executable,
+                tether.__file__,
+                str(os.getpid()),
+                sys.executable,
+                "-m",
+                "outrider.cli.main",
+                "up",
+                "--rest-port",
+                "0",
+                *arguments,
+            ],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -15,6 +15,7 @@ PACKAGES = {
     "draft_service": "the cheap proposer",
     "gateway": "REST and gRPC for clients, readiness; no torch",
     "outrider/cli": "the `outrider` command",
+    "bench": "measurements",
 }
 LONGEST_LINE = 110
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from outrider.serving.config import Port, ServiceConfig
+from outrider.serving.config import Device, Port, ServiceConfig
 from outrider.serving.errors import ConfigurationError
 from outrider.serving.faults import parse_faults
 from outrider.serving.stages import DRAFT_ACTIVITIES, NGRAM_STAGES
@@ -45,7 +45,7 @@ class DraftConfig(ServiceConfig):
     dtype: Literal["auto", "bfloat16", "float32"] = Field(
         "auto", description="auto: bfloat16 where the processor has it, else float32"
     )
-    device: str = Field("cpu", description="standalone: where the model runs")
+    device: Device = Field("cpu", description="standalone: where the model runs")
     threads: Annotated[int, Field(ge=0)] = Field(
         0, description="threads of the numeric libraries; 0 = one per core"
     )

@@ -15,6 +15,7 @@ from draft_service.engine_thread import EngineLoop, Mailbox
 from draft_service.links import LinkTable
 from draft_service.proposer import Proposer
 from draft_service.servicer import BootedDraft, DraftServicer
+from outrider.engine.errors import EngineError
 from outrider.serving.faults import FaultInjector, parse_faults
 from outrider.serving.lifecycle import Lifecycle, Timeouts
 from outrider.serving.stages import ENGINE_STAGES, NGRAM_STAGES
@@ -44,6 +45,7 @@ def create_lifecycle(config: DraftConfig) -> Lifecycle[BootedDraft]:
         timeouts=Timeouts(
             stage_seconds=config.startup_timeout, activity_seconds=config.step_timeout
         ),
+        expected_errors=(EngineError,),
     )
 
 

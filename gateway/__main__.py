@@ -2,8 +2,10 @@
 
 import sys
 
+from gateway.canary import CanaryFailed
 from gateway.config import GatewayConfig
 from gateway.generator import Gateway
+from gateway.model import ModelMismatch
 from gateway.service import GatewayService
 from outrider.serving.config import check_faults, exit_with, parse_config
 from outrider.serving.errors import ConfigurationError
@@ -31,6 +33,7 @@ def main() -> None:
             timeouts=Timeouts(
                 stage_seconds=config.startup_timeout, activity_seconds=config.step_timeout
             ),
+            expected_errors=(ModelMismatch, CanaryFailed),
         )
         run_service(GatewayService(config, lifecycle), lifecycle, config, config.port)
     except ConfigurationError as error:

@@ -98,7 +98,12 @@ class Cluster:
     @property
     def is_ready(self) -> bool:
         """Requests are taken."""
-        return self._lifecycle.is_serving and self.connection is not None and not self._obstacle()
+        return self._lifecycle.is_serving and self.is_usable
+
+    @property
+    def is_usable(self) -> bool:
+        """There is a target to send requests to, and nothing in the way."""
+        return self.connection is not None and not self._obstacle()
 
     @property
     def is_degraded(self) -> bool:

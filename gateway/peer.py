@@ -60,6 +60,11 @@ class Peer:
         return self.view.is_serving
 
     @property
+    def is_booting(self) -> bool:
+        """It answers from within its start-up."""
+        return self.is_answering and self.view.state in ("LOADING", "CAPTURING", "WARMING")
+
+    @property
     def boot_id(self) -> int:
         """Of the process that answered last; 0 before the first."""
         return 0 if self._status is None else self._status.boot_id

@@ -11,7 +11,8 @@ from gateway.generator import UnknownModel
 from outrider.serving.errors import InvalidArgument, Overloaded, ServiceError
 
 # How soon a client may ask again while the gateway is not ready.
-NOT_READY_RETRY_SECONDS = 1
+# A service that restarts loads its model for some seconds.
+NOT_READY_RETRY_SECONDS = 5
 
 _STATUSES = {
     grpc.StatusCode.INVALID_ARGUMENT: (400, "invalid_request_error"),

@@ -91,6 +91,16 @@ class GatewayService:
         logger.info("gateway: REST on %s:%d", self._config.host, self.rest_port)
         for peer in self.cluster.peers:
             self._keep(peer.watch(), f"watch {peer.service}")
+        self._keep(self._show_in_health(), "health")
+
+    async def _show_in_health(self) -> None:
+        """Balancers that only ask grpc.health.v1 must not route to a gateway without a target."""
+        while True:
+            is_usable = self.cluster.is_usable
+            self._lifecycle.set_usable(is_usable)
+            await self.cluster.changes.until(
+                lambda: self.cluster.is_usable != is_usable  # noqa: B023
+            )
 
     def boot(self) -> None:
         """The stages, in order, in a thread of their own. Ends early if the gateway is stopped."""
@@ -115,7 +125,7 @@ class GatewayService:
         )
         start_up = StartUp(connector)
         lifecycle.enter("connect")
-        self._on_loop(start_up.wait_for_peers(lifecycle.note))
+        self._on_loop(start_up.wait_for_peers(lifecycle.note, lifecycle.touch))
         lifecycle.enter("handshake")
         model = self._on_loop(start_up.handshake(lifecycle.note))
         lifecycle.enter("canary")

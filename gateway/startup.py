@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 FIRST_RETRY_SECONDS = 0.5
 LONGEST_RETRY_SECONDS = 10.0
+TOUCH_PERIOD_SECONDS = 0.25
 # A canary without an accepted token is tried so often before that counts.
 ACCEPTANCE_ATTEMPTS = 3
 
@@ -32,17 +33,25 @@ class StartUp:
         self._config = connector.config
         self._text_model = connector.text_model
 
-    async def wait_for_peers(self, note: Callable[[str], None]) -> None:
-        """Returns once every peer says SERVING; says all the while which does not, and why."""
+    async def wait_for_peers(self, note: Callable[[str], None], touch: Callable[[], None]) -> None:
+        """Returns once every peer says SERVING; says all the while which does not, and why.
+
+        Calls `touch` while all that is waited for are peers that go on with their start-up.
+        """
         noted = ""
         while waited_for := [peer for peer in self._cluster.peers if not peer.is_serving]:
             words = "; ".join(peer.view.words() for peer in waited_for)
             if words != noted:
                 note(words)
                 noted = words
-            await self._cluster.changes.until(
-                lambda noted=noted: self._connector.missing_words() != noted  # type: ignore[misc]
+            await self._cluster.changes.until_within(
+                lambda noted=noted: self._connector.missing_words() != noted,  # type: ignore[misc]
+                TOUCH_PERIOD_SECONDS,
             )
+            # A peer that answers and has not failed bounds its own stages; only one that cannot be
+            # reached is the gateway's to give up.
+            if all(peer.is_booting for peer in waited_for):
+                touch()
 
     async def handshake(self, note: Callable[[str], None]) -> ServedModel:
         """The target's model fits, and its link to the draft is in use.

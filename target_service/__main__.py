@@ -24,6 +24,7 @@ def main() -> None:
 
 def run(config: TargetConfig, faults: FaultInjector) -> None:
     """Runs the service until it is stopped or fails."""
+    from outrider.engine.errors import EngineError
     from outrider.serving.lifecycle import Lifecycle, Timeouts
     from outrider.serving.server import configure_logging, run_service
     from outrider.serving.stages import ENGINE_STAGES
@@ -40,6 +41,7 @@ def run(config: TargetConfig, faults: FaultInjector) -> None:
         timeouts=Timeouts(
             stage_seconds=config.startup_timeout, activity_seconds=config.step_timeout
         ),
+        expected_errors=(EngineError,),
     )
     run_service(TargetService(config, lifecycle), lifecycle, config, config.port)
 

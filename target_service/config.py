@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from outrider.serving.config import Port, ServiceConfig
+from outrider.serving.config import Device, Port, ServiceConfig
 from outrider.serving.model_source import DEFAULT_MODEL
 
 # Beyond it no draft is right often enough to be worth its rows.
@@ -21,7 +21,7 @@ class TargetConfig(ServiceConfig):
     dtype: Literal["auto", "bfloat16", "float32"] = Field(
         "auto", description="auto: bfloat16 where the processor has it, else float32"
     )
-    device: str = Field("cpu", description="cpu")
+    device: Device = Field("cpu", description="cpu")
     threads: Annotated[int, Field(ge=0)] = Field(
         0, description="threads of the engine; 0 = one per core"
     )

@@ -35,6 +35,12 @@ class PrefillChunk:
         return self.sequence.cached_length + self.length == self.sequence.committed_length
 
 
+# Beside running streams, prompt chunks are a half as long from here on, a third from twice so far,
+# and so on.
+FULL_CHUNK_CONTEXT = 1024
+MIN_CHUNK_ROWS = 16
+
+
 class Scheduler:
     """The queue and the running set. Owned by the engine's thread.
 
@@ -130,6 +136,11 @@ class Scheduler:
         chunks = []
         for sequence in self.running:
             length = min(budget, sequence.committed_length - sequence.cached_length)
+            if decode_rows:
+                # A row far into a prompt attends over all of it; streams beside it must not wait
+                # for as many of these as for rows at the beginning.
+                behind = sequence.cached_length // FULL_CHUNK_CONTEXT
+                length = min(length, max(budget // (1 + behind), MIN_CHUNK_ROWS))
             if length > 0 and not sequence.is_decoding:
                 chunks.append(PrefillChunk(sequence=sequence, length=length))
                 budget -= length

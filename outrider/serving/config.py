@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, NoReturn, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
@@ -21,6 +21,14 @@ from outrider.serving.faults import parse_faults
 
 ENVIRONMENT_PREFIX = "OUTRIDER_"
 
+
+def _check_device(device: str) -> str:
+    if device != "cpu":
+        raise ValueError("must be cpu: this version computes on processors only")
+    return device
+
+
+Device = Annotated[str, AfterValidator(_check_device)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0)]
 

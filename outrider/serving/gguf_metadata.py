@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from outrider.serving.errors import ConfigurationError
+
 GGUFScalar = int | float | bool | str
 GGUFValue = GGUFScalar | Sequence[GGUFScalar]
 
@@ -26,7 +28,7 @@ _NUMBERS: Final = {
 }  # fmt: skip
 
 
-class CorruptGGUF(ValueError):
+class CorruptGGUF(ConfigurationError):
     """A file is not a readable GGUF file; the text says where and why."""
 
 

@@ -49,6 +49,6 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     def _status(self, name: str) -> "health_pb2.HealthCheckResponse.ServingStatus":
         if name not in self._names:
             return health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-        if self._lifecycle.is_serving:
+        if self._lifecycle.is_healthy:
             return health_pb2.HealthCheckResponse.SERVING
         return health_pb2.HealthCheckResponse.NOT_SERVING

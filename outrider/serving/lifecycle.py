@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 from outrider import __file__ as package_file
 from outrider import __version__
-from outrider.serving.errors import NotServing
+from outrider.serving.errors import ConfigurationError, NotServing
 from outrider.serving.faults import FaultInjector
 from outrider.serving.revision import Revision
 from outrider.serving.stage_list import StageList
@@ -68,11 +68,16 @@ class Lifecycle(Generic[Booted]):
         configuration: Mapping[str, str],
         faults: FaultInjector,
         timeouts: Timeouts,
+        expected_errors: tuple[type[Exception], ...] = (),
     ) -> None:
         self.service = service
         self.boot_id = secrets.randbits(64) or 1
         self._faults = faults
         self._timeouts = timeouts
+        self._expected_errors: tuple[type[Exception], ...] = (
+            ConfigurationError,
+            *expected_errors,
+        )
         self._configuration = dict(configuration)
         self._started = time.monotonic()
         self._lock = threading.RLock()
@@ -84,6 +89,7 @@ class Lifecycle(Generic[Booted]):
         self._booted: Booted | None = None
         self._revision = Revision()
         self._is_over = False
+        self._is_usable = True
 
     # Start-up.
 
@@ -115,6 +121,13 @@ class Lifecycle(Generic[Booted]):
         with self._lock:
             self._stages.current.detail = detail
             self._revision.bump()
+
+    def touch(self) -> None:
+        """The current stage waits for something that is bounded elsewhere: its own time begins
+        anew.
+        """
+        with self._lock:
+            self._stages.current.bounded_from = time.monotonic()
 
     def describe(
         self, *, model_fingerprint: str = "", device: str = "", limits: Mapping[str, str]
@@ -182,7 +195,9 @@ class Lifecycle(Generic[Booted]):
         # The only broad handler of the program: an exception that nobody expected must not leave a
         # healthy-looking process with a dead thread behind it.
         except Exception as error:
-            logger.exception("%s: %s failed", self.service, self.current_point())
+            # What input, configuration or hardware can cause explains itself in a line.
+            if not isinstance(error, self._expected_errors):
+                logger.exception("%s: %s failed", self.service, self.current_point())
             self.fail(self.current_point(), f"{type(error).__name__}: {error}")
 
     def fail(self, stage: str, reason: str) -> None:
@@ -227,7 +242,7 @@ class Lifecycle(Generic[Booted]):
                     )
             elif self._state < status_pb2.SERVICE_STATE_SERVING:
                 record = self._stages.current
-                if record.started and now - record.started > self._timeouts.stage_seconds:
+                if record.started and now - record.bounded_from > self._timeouts.stage_seconds:
                     self.fail(
                         record.name,
                         f"not finished after {now - record.started:.1f} s "
@@ -244,6 +259,18 @@ class Lifecycle(Generic[Booted]):
     @property
     def is_serving(self) -> bool:
         return self._state == status_pb2.SERVICE_STATE_SERVING
+
+    @property
+    def is_healthy(self) -> bool:
+        """What grpc.health.v1 says: SERVING, and of use."""
+        return self.is_serving and self._is_usable
+
+    def set_usable(self, usable: bool) -> None:
+        """A serving process that can do nothing without others says so in its health."""
+        with self._lock:
+            if usable != self._is_usable:
+                self._is_usable = usable
+                self._revision.bump()
 
     @property
     def is_over(self) -> bool:

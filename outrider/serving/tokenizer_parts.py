@@ -5,8 +5,10 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
+from outrider.serving.errors import ConfigurationError
 
-class UnsupportedTokenizer(ValueError):
+
+class UnsupportedTokenizer(ConfigurationError):
     """A model's tokenizer is of a kind that is not implemented, or its files are inconsistent."""
 
 

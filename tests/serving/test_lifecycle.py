@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from outrider.serving.errors import NotServing
+from outrider.serving.errors import ConfigurationError, NotServing
 from outrider.serving.faults import FaultInjector, parse_faults
 from outrider.serving.lifecycle import Lifecycle, Timeouts
 from outrider.serving.stages import ENGINE_STAGES, state_name
@@ -197,3 +197,46 @@ def test_an_engine_that_dies_while_draining_is_a_failure() -> None:
     lifecycle.guard(step)
     assert not lifecycle.is_draining
     assert lifecycle.status().failure.stage == "step"
+
+
+def test_a_stage_that_waits_for_something_bounded_elsewhere_is_not_failed() -> None:
+    lifecycle = make(stage_seconds=0.1)
+    lifecycle.enter("weights")
+    for _ in range(5):
+        time.sleep(0.04)
+        lifecycle.touch()
+        lifecycle.check_timeouts()
+    assert state_name(lifecycle.state) == "LOADING"
+    time.sleep(0.12)
+    lifecycle.check_timeouts()
+    assert lifecycle.status().failure.stage == "weights"
+
+
+def test_a_serving_process_without_use_is_not_healthy() -> None:
+    lifecycle = make()
+    boot(lifecycle)
+    assert lifecycle.is_healthy
+    revision = lifecycle.revision
+    lifecycle.set_usable(False)
+    assert lifecycle.is_serving
+    assert not lifecycle.is_healthy
+    assert lifecycle.revision > revision
+    lifecycle.set_usable(True)
+    assert lifecycle.is_healthy
+
+
+@pytest.mark.parametrize(
+    ("error", "has_traceback"),
+    [(ConfigurationError("model is '/nope'"), False), (KeyError(), True)],
+)
+def test_only_an_unexpected_error_is_logged_with_its_traceback(
+    error: Exception, has_traceback: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    lifecycle = make()
+
+    def broken() -> None:
+        raise error
+
+    lifecycle.guard(broken)
+    assert any(record.exc_info for record in caplog.records) == has_traceback
+    assert type(error).__name__ in lifecycle.status().failure.reason

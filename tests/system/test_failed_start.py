@@ -202,3 +202,13 @@ def test_held_up_it_explains_itself_and_admits_nothing(
             watcher.close()
         cluster.stop()
     assert not any(line.startswith("ready") for line in cluster.output)
+
+
+def test_a_slow_start_is_no_failure_while_every_stage_keeps_its_time(tiny_model: Path) -> None:
+    # Together the stages take longer than any one of them may, the gateway's waiting included.
+    fault = "target:weights:delay=4,target:attention:delay=4"
+    cluster = start(tiny_model, "ngram", fault)
+    try:
+        assert cluster.wait_ready().get("/readyz").status_code == 200
+    finally:
+        assert cluster.stop() == 0

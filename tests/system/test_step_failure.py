@@ -66,6 +66,9 @@ def test_health_goes_first_and_every_client_is_told() -> None:
         changes: list[tuple[float, int]] = []
         watcher = threading.Thread(target=watch_health, args=(address, changes))
         watcher.start()
+        gateway_changes: list[tuple[float, int]] = []
+        gateway_watcher = threading.Thread(target=watch_health, args=(gateway, gateway_changes))
+        gateway_watcher.start()
         with ThreadPoolExecutor(5) as pool:
             streams = [pool.submit(sse_stream, cluster) for _ in range(4)]
             call = pool.submit(grpc_stream, gateway)
@@ -87,3 +90,7 @@ def test_health_goes_first_and_every_client_is_told() -> None:
         while cluster.get("/readyz").status_code != 200:
             assert time.monotonic() < deadline
             time.sleep(0.2)
+    gateway_watcher.join(10)
+    serving, lost, back, *_ = [status for _, status in gateway_changes]
+    assert serving == back == health_pb2.HealthCheckResponse.SERVING
+    assert lost == health_pb2.HealthCheckResponse.NOT_SERVING

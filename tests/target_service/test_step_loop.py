@@ -391,3 +391,17 @@ def stop_running(loop: StepLoop) -> None:
         raise StopRunning
 
     threading.Timer(0.1, loop.submit, (stop,)).start()
+
+
+def test_prompt_chunks_beside_running_streams_get_shorter_the_further_they_are() -> None:
+    harness = Harness(no_draft, num_blocks=1000, max_step_rows=512, max_prefill_rows=256)
+    harness.admit(1, [1] * 4000, 1, GREEDY)
+    (sequence,) = harness.scheduler.start_waiting()
+
+    def next_chunk(cached_length: int, decode_rows: int) -> int:
+        sequence.cached_length = cached_length
+        (chunk,) = harness.scheduler.prefill_chunks(decode_rows)
+        return chunk.length
+
+    assert [next_chunk(cached, 1) for cached in (0, 1024, 2048, 3072)] == [256, 128, 85, 64]
+    assert next_chunk(3072, 0) == 512
