@@ -10,8 +10,8 @@ from starlette.responses import Response
 from gateway.generator import UnknownModel
 from outrider.serving.errors import InvalidArgument, Overloaded, ServiceError
 
-# How soon a client may ask again while the gateway is not ready.
-# A service that restarts loads its model for some seconds.
+# How soon a client may ask again while the gateway is not ready: a service that restarts loads its
+# model for some seconds.
 NOT_READY_RETRY_SECONDS = 5
 
 _STATUSES = {

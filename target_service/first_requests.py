@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from outrider.engine.boot import Engine
 from outrider.engine.sampling import Sampling
 from target_service.drafts import NOTHING_COLLECTED, Collected
+from target_service.no_drafts import NoDrafts
 from target_service.policy import Policy
 from target_service.scheduler import Scheduler, SchedulerBounds
 from target_service.sequence import Outcome, Request, StepSummary
@@ -39,7 +40,7 @@ class FirstRequests:
     accepted_tokens: int
 
 
-class _ReplayedDrafts:
+class _ReplayedDrafts(NoDrafts):
     """A DraftSource that proposes a known output, with a wrong token now and then."""
 
     def __init__(self, known: Sequence[int], prompt_length: int, vocab_size: int) -> None:
@@ -50,12 +51,6 @@ class _ReplayedDrafts:
 
     def unavailable(self, *, patience_seconds: float) -> str | None:
         return None
-
-    def started(self, sequences: Sequence[TokenSequence]) -> None:
-        pass
-
-    def stopped(self, sequence: TokenSequence) -> None:
-        pass
 
     def ask(
         self,
@@ -83,20 +78,6 @@ class _ReplayedDrafts:
                 for index, token_id in enumerate(continuation)
             )
         return Collected(drafts=drafts, waited_seconds=0.0, is_answered=True)
-
-    def flush(self, *, is_bypassed: bool) -> None:
-        pass
-
-    def observe(
-        self,
-        *,
-        collected: Collected,
-        decode_rows: int,
-        seconds: float,
-        emitted_tokens: int,
-        is_pure: bool,
-    ) -> None:
-        pass
 
 
 class _Collector:

@@ -6,18 +6,15 @@ SERVING. It does not know what is booted, nor how the status is sent.
 """
 
 import logging
-import os
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from outrider import __file__ as package_file
-from outrider import __version__
 from outrider.serving.errors import ConfigurationError, NotServing
+from outrider.serving.facts import Facts
 from outrider.serving.faults import FaultInjector
 from outrider.serving.revision import Revision
 from outrider.serving.stage_list import StageList
@@ -45,16 +42,6 @@ class Timeouts:
     activity_seconds: float
 
 
-@dataclass(slots=True, kw_only=True)
-class Facts:
-    """What boot found out; shown in the status."""
-
-    model_fingerprint: str = ""
-    device: str = ""
-    limits: dict[str, str] = field(default_factory=dict)
-    links: tuple[status_pb2.LinkStatus, ...] = ()
-
-
 class Lifecycle(Generic[Booted]):
     """State, stages and failure of one process. Thread-safe; also the `BootReport` of the
     engine.
@@ -71,21 +58,19 @@ class Lifecycle(Generic[Booted]):
         expected_errors: tuple[type[Exception], ...] = (),
     ) -> None:
         self.service = service
-        self.boot_id = secrets.randbits(64) or 1
+        self._facts = Facts(service=service, configuration=dict(configuration))
+        self.boot_id = self._facts.boot_id
         self._faults = faults
         self._timeouts = timeouts
         self._expected_errors: tuple[type[Exception], ...] = (
             ConfigurationError,
             *expected_errors,
         )
-        self._configuration = dict(configuration)
-        self._started = time.monotonic()
         self._lock = threading.RLock()
         self._state: status_pb2.ServiceState = status_pb2.SERVICE_STATE_LOADING
         self._stages = StageList(stages)
         self._activities: list[_Activity] = []
         self._failure: status_pb2.Failure | None = None
-        self._facts = Facts()
         self._booted: Booted | None = None
         self._revision = Revision()
         self._is_over = False
@@ -300,24 +285,13 @@ class Lifecycle(Generic[Booted]):
 
     def status(self) -> status_pb2.ServiceStatus:
         """Everything, as sent to watchers."""
-        now = time.monotonic()
         with self._lock:
-            return status_pb2.ServiceStatus(
-                service=self.service,
-                state=self._state,
-                stages=[record.to_message() for record in self._stages],
-                failure=self._failure,
-                version=__version__,
-                source_file=package_file or "",
-                boot_id=self.boot_id,
-                process_id=os.getpid(),
-                uptime_seconds=now - self._started,
-                configuration=self._configuration,
-                model_fingerprint=self._facts.model_fingerprint,
-                device=self._facts.device,
-                limits=self._facts.limits,
-                links=self._facts.links,
-            )
+            status = self._facts.to_message()
+            status.state = self._state
+            status.stages.extend(record.to_message() for record in self._stages)
+            if self._failure is not None:
+                status.failure.CopyFrom(self._failure)
+            return status
 
     @property
     def revision(self) -> int:
