@@ -1,4 +1,4 @@
-"""What is known of a running process besides its state: identity, configuration, what boot found."""
+"""What is known of a process besides its state: identity, configuration, what boot found."""
 
 import os
 import secrets
