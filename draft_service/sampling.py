@@ -1,6 +1,6 @@
 """How a target chooses tokens, as far as a draft follows it."""
 
-from outrider.engine.sampling import MIN_TEMPERATURE, Sampling
+from outrider.engine.sampling import Sampling
 from outrider.serving.sampling_parameters import SamplingParameters
 from outrider.v1 import sampling_pb2
 
@@ -17,10 +17,8 @@ def sampling_of(message: sampling_pb2.SamplingParameters) -> Sampling:
         if message.HasField(field)
     }
     parameters = SamplingParameters(**given)
-    # A temperature too small to divide by draws what temperature 0 does.
-    is_greedy = parameters.temperature < MIN_TEMPERATURE
     return Sampling(
-        temperature=0.0 if is_greedy else parameters.temperature,
+        temperature=parameters.temperature,
         top_k=parameters.top_k,
         top_p=parameters.top_p,
         min_p=parameters.min_p,

@@ -59,10 +59,10 @@ def test_an_open_with_a_field_out_of_its_bounds_is_refused_alone(changes: dict) 
     run(scenario())
 
 
-def test_penalties_and_a_vanishing_temperature_do_not_keep_a_sequence_from_drafts() -> None:
+def test_penalties_do_not_keep_a_sequence_from_drafts() -> None:
     async def scenario() -> None:
         sampling = sampling_pb2.SamplingParameters(
-            temperature=1e-310, frequency_penalty=1.0, seed=2**64 - 1
+            temperature=0.0, frequency_penalty=1.0, seed=2**64 - 1
         )
         async with running() as service, connect(service.address) as client:
             await client.open((0, TEXT), sampling=sampling)

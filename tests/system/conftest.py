@@ -33,3 +33,11 @@ def unused_tcp_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The default model's first layer: a second to load."""
+    path = tmp_path_factory.mktemp("tiny") / "first-layer.gguf"
+    truncate(resolve_model(DEFAULT_MODEL).path, path, 1)
+    return path

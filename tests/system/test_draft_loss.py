@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from prompts import PROMPTS
@@ -62,9 +63,11 @@ def test_streams_finish_with_the_same_tokens_and_drafts_come_back(way: str) -> N
         assert cluster.stop() == 0
 
 
-def test_a_slow_draft_service_changes_neither_readiness_nor_tokens_and_is_left_alone() -> None:
+def test_a_slow_draft_service_changes_neither_readiness_nor_tokens_and_is_left_alone(
+    tiny_model: Path,
+) -> None:
     with running_cluster(
-        "--draft", "ngram", "--speculation", "fixed",
+        "--model", str(tiny_model), "--draft", "ngram", "--speculation", "fixed",
         OUTRIDER_INJECT_FAULT="draft:propose:delay=0.4",
     ) as cluster:  # fmt: skip
         prompt = "a b c d a b c d a b c d a b"

@@ -13,8 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bench.cluster import Cluster
-from bench.truncate import truncate
-from outrider.serving.model_source import DEFAULT_MODEL, resolve_model
+from outrider.serving.model_source import DEFAULT_MODEL
 from outrider.serving.stages import ENGINE_STAGES, GATEWAY_STAGES, NGRAM_STAGES
 
 MODULES = {"target_service": "target", "draft_service": "draft", "gateway": "gateway"}
@@ -64,14 +63,6 @@ def faults(some: set[tuple[str, str, str, str]]) -> list[Any]:
         )
         for point, action in itertools.product(POINTS, ACTIONS)
     ]  # fmt: skip
-
-
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The default model's first layer: a second to load."""
-    path = tmp_path_factory.mktemp("tiny") / "first-layer.gguf"
-    truncate(resolve_model(DEFAULT_MODEL).path, path, 1)
-    return path
 
 
 def start(model: Path, drafter: str, fault: str, *flags: str) -> Cluster:

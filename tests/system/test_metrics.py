@@ -1,5 +1,7 @@
 """The public contract's metric names and labels, on a cluster that has just become ready."""
 
+from pathlib import Path
+
 from bench.cluster import Cluster, running_cluster
 
 CONTRACT = (
@@ -43,8 +45,10 @@ def test_every_metric_of_the_contract_is_there_as_soon_as_the_cluster_is_ready(
     assert missing(ngram_cluster) == []
 
 
-def test_without_a_draft_service_the_names_are_the_same_and_the_reason_is_told() -> None:
-    with running_cluster("--draft", "none") as cluster:
+def test_without_a_draft_service_the_names_are_the_same_and_the_reason_is_told(
+    tiny_model: Path,
+) -> None:
+    with running_cluster("--model", str(tiny_model), "--draft", "none") as cluster:
         assert missing(cluster) == ['outrider_service_state{service="draft",state="SERVING"}']
         before = cluster.metrics()
         cluster.complete(prompt="one two", max_tokens=4, temperature=0)
