@@ -7,7 +7,7 @@ from gateway.config import GatewayConfig
 from gateway.generator import Gateway
 from gateway.model import ModelMismatch
 from gateway.service import GatewayService
-from outrider.serving.config import check_faults, exit_with, parse_config
+from outrider.serving.config import exit_with, parse_config
 from outrider.serving.errors import ConfigurationError
 from outrider.serving.faults import FaultInjector, parse_faults
 from outrider.serving.lifecycle import Lifecycle, Timeouts
@@ -21,7 +21,6 @@ def main() -> None:
     """Never returns."""
     try:
         config = parse_config(GatewayConfig, PROGRAM, sys.argv[1:])
-        check_faults("gateway", config)
         configure_logging("gateway", config.log_level)
         faults = FaultInjector("gateway", parse_faults("gateway", config.inject_fault))
         faults.announce()

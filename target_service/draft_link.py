@@ -1,8 +1,8 @@
 """The stream to one draft service: connects, shakes hands, pings, reconnects. Knows messages, not
 sequences.
 
-Its coroutines run on the event loop; the engine's thread sends and collects through the
-thread-safe methods.
+Its coroutines run on the event loop; `send` may be called from any thread, and what comes goes to
+the mailbox.
 """
 
 import asyncio

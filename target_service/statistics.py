@@ -14,23 +14,22 @@ STEP_BOUNDS_SECONDS = tuple(
     bound * 10.0**exponent for exponent in range(-4, 1) for bound in (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
 )
 
+# Observations that the quantiles are of.
+NUM_LATEST = 64
+
 
 class Durations:
     """A histogram of seconds, and the latest of them for quantiles."""
 
-    def __init__(self, num_latest: int = 64) -> None:
+    def __init__(self) -> None:
         self._counts = [0] * (len(STEP_BOUNDS_SECONDS) + 1)
         self._sum = 0.0
-        self._latest: deque[float] = deque(maxlen=num_latest)
+        self._latest: deque[float] = deque(maxlen=NUM_LATEST)
 
     def observe(self, seconds: float) -> None:
         self._counts[bisect_left(STEP_BOUNDS_SECONDS, seconds)] += 1
         self._sum += seconds
         self._latest.append(seconds)
-
-    @property
-    def num_latest(self) -> int:
-        return len(self._latest)
 
     def quantile(self, share: float) -> float:
         """Quantile of the latest observations, in seconds; 0 before the first."""
