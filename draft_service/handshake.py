@@ -110,8 +110,8 @@ def _feature_refusal(
         return None
     if not set(needs.layer_ids) <= set(features.layer_ids):
         return _refusal("features.layer_ids", list(features.layer_ids), list(needs.layer_ids))
-    if features.dtype != needs.dtype:
-        return _refusal("features.dtype", features.dtype, needs.dtype)
+    if needs.dtype not in features.dtypes:
+        return _refusal("features.dtypes", list(features.dtypes), needs.dtype)
     return None
 
 

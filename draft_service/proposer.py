@@ -115,8 +115,8 @@ class Proposer(Generic[State]):
             with self._activity("propose"):
                 proposals = self._drafter.propose([wish for _, wish in wishes.values()])
             for (row, wish), proposal in zip(wishes.values(), proposals, strict=True):
-                assert len(proposal) <= wish.draft_length, (len(proposal), wish.draft_length)
-                drafts[id(row)] = proposal
+                assert len(proposal.token_ids) <= wish.draft_length, (proposal, wish.draft_length)
+                drafts[id(row)] = proposal.token_ids
         for step in asked:
             self._answer(step, [DraftRow(row, drafts.get(id(row), ())) for row, _ in step.rows])
 

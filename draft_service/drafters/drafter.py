@@ -28,7 +28,11 @@ class FeatureNeeds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureRows:
-    """Projected features of consecutive positions, as they came."""
+    """Projected features of consecutive positions, as they came.
+
+    The features of position p are those of the target's row of token p: with token p + 1 they make
+    the drafter's row p.
+    """
 
     first_position: int
     rows: bytes  # row after row, FeatureNeeds.row_bytes each
@@ -58,6 +62,17 @@ class Wish(NamedTuple, Generic[State]):
     finish_by: float
 
 
+class Proposal(NamedTuple):
+    """A draft, and how much speaks for it."""
+
+    token_ids: list[int]
+    # Comparable among proposals of one drafter: higher is surer. 0 where it has nothing to say.
+    evidence: int = 0
+
+
+NO_PROPOSAL = Proposal([])
+
+
 class Drafter(Protocol[State]):
     """The cheap proposer.
 
@@ -72,8 +87,12 @@ class Drafter(Protocol[State]):
     def open(self, token_ids: "array[int]", sampling: Sampling) -> State:
         """State for a sequence. Does no work on its tokens yet."""
 
-    def add_features(self, state: State, features: FeatureRows) -> None:
-        """Features of committed positions. Called only where the offer has feature_needs."""
+    def add_features(self, state: State, features: FeatureRows) -> bool:
+        """Features of committed positions. Called only where the offer has feature_needs.
+
+        Positions that it has are ignored; False where positions before them are missing, except
+        at a sequence's start: features may begin anywhere.
+        """
 
     def reserve(self, state: State, length: int) -> bool:
         """Makes sure of the memory for `length` tokens; False where there is none.
@@ -91,7 +110,7 @@ class Drafter(Protocol[State]):
     def prepare(self, states: Sequence[State], budget_seconds: float) -> None:
         """One piece of work on backlogs, of about so many seconds: drafts may wait behind it."""
 
-    def propose(self, wishes: Sequence[Wish[State]]) -> list[list[int]]:
+    def propose(self, wishes: Sequence[Wish[State]]) -> list[Proposal]:
         """A draft for each wish, at most as long as wished; empty where it knows nothing.
 
         States are distinct, reserved for their length plus the draft's, their backlogs at most

@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Sequence
 
-from draft_service.drafters.drafter import DrafterOffer, FeatureRows, Wish
+from draft_service.drafters.drafter import DrafterOffer, FeatureRows, Proposal, Wish
 from draft_service.drafters.ngram import SuffixIndex
 from outrider.engine.sampling import Sampling
 
@@ -49,7 +49,7 @@ class NgramDrafter:
         """Sampling does not matter: the text alone says what comes."""
         return NgramSequence(token_ids)
 
-    def add_features(self, state: NgramSequence, features: FeatureRows) -> None:
+    def add_features(self, state: NgramSequence, features: FeatureRows) -> bool:
         """Never called: it needs none."""
         raise AssertionError("the n-gram drafter announced no need of features")
 
@@ -65,13 +65,12 @@ class NgramDrafter:
         """Indexes a piece of the first sequence, within any budget."""
         states[0].catch_up(TOKENS_PER_PIECE)
 
-    def propose(self, wishes: Sequence[Wish[NgramSequence]]) -> list[list[int]]:
-        """Continues each from its longest match, well within any time."""
+    def propose(self, wishes: Sequence[Wish[NgramSequence]]) -> list[Proposal]:
+        """Continues each from its longest match, well within any time; evidence is its length."""
         proposals = []
         for state, draft_length, _ in wishes:
             state.catch_up(self.max_backlog)
-            draft, _ = state.index.propose(draft_length)
-            proposals.append(draft)
+            proposals.append(Proposal(*state.index.propose(draft_length)))
         return proposals
 
     def close(self, state: NgramSequence) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from draft_service.drafters.drafter import DrafterOffer, FeatureRows, Wish
+from draft_service.drafters.drafter import DrafterOffer, FeatureRows, Proposal, Wish
 from outrider.engine.errors import CacheFull
 from outrider.engine.kv_cache import BlockPool
 from outrider.engine.runner import Runner, SequenceRows
@@ -99,7 +99,7 @@ class StandaloneDrafter:
         """No forward yet: `prepare` runs the prompt in pieces, while the target runs it too."""
         return StandaloneSequence(token_ids, sampling)
 
-    def add_features(self, state: StandaloneSequence, features: FeatureRows) -> None:
+    def add_features(self, state: StandaloneSequence, features: FeatureRows) -> bool:
         """Never called: it needs none."""
         raise AssertionError("the standalone drafter announced no need of features")
 
@@ -144,7 +144,7 @@ class StandaloneDrafter:
             rows = int(most_rows * seconds / most_seconds)
         return min(max(rows, MIN_PREFILL_ROWS), self._runner.max_step_rows)
 
-    def propose(self, wishes: Sequence[Wish[StandaloneSequence]]) -> list[list[int]]:
+    def propose(self, wishes: Sequence[Wish[StandaloneSequence]]) -> list[Proposal]:
         """Draws up to that many tokens for each.
 
         A draft ends behind an end token, and where one more position would come too late: a
@@ -180,7 +180,7 @@ class StandaloneDrafter:
                 for index, position in drawn
                 if self._goes_on(drafts[index], wishes[index], next_ends)
             ]
-        return drafts
+        return [Proposal(draft) for draft in drafts]
 
     def _goes_on(self, draft: list[int], wish: Wish[StandaloneSequence], next_ends: float) -> bool:
         return (

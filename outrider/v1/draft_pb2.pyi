@@ -57,14 +57,14 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., noise_version: _Optional[int] = ..., prefix_hash_algorithm: _Optional[str] = ..., target_boot_id: _Optional[int] = ..., stream_epoch: _Optional[int] = ..., identity: _Optional[_Union[_target_pb2.ModelIdentity, _Mapping]] = ..., features: _Optional[_Union[FeatureOffer, _Mapping]] = ..., max_sequences: _Optional[int] = ..., max_draft_length: _Optional[int] = ...) -> None: ...
 
 class FeatureOffer(_message.Message):
-    __slots__ = ("layer_ids", "dtype", "host_id")
+    __slots__ = ("layer_ids", "dtypes", "host_id")
     LAYER_IDS_FIELD_NUMBER: _ClassVar[int]
-    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    DTYPES_FIELD_NUMBER: _ClassVar[int]
     HOST_ID_FIELD_NUMBER: _ClassVar[int]
     layer_ids: _containers.RepeatedScalarFieldContainer[int]
-    dtype: str
+    dtypes: _containers.RepeatedScalarFieldContainer[str]
     host_id: str
-    def __init__(self, layer_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., host_id: _Optional[str] = ...) -> None: ...
+    def __init__(self, layer_ids: _Optional[_Iterable[int]] = ..., dtypes: _Optional[_Iterable[str]] = ..., host_id: _Optional[str] = ...) -> None: ...
 
 class OpenBatch(_message.Message):
     __slots__ = ("target_boot_id", "stream_epoch", "sequences")
@@ -105,7 +105,7 @@ class Features(_message.Message):
     def __init__(self, first_position: _Optional[int] = ..., inline_rows: _Optional[bytes] = ..., shared_memory_offset: _Optional[int] = ..., row_count: _Optional[int] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("target_boot_id", "stream_epoch", "step_id", "deadline_us", "slots", "generations", "base_lengths", "prefix_hashes", "commit_counts", "commit_token_ids", "draft_lengths", "inline_features", "shared_memory_offsets")
+    __slots__ = ("target_boot_id", "stream_epoch", "step_id", "deadline_us", "slots", "generations", "base_lengths", "prefix_hashes", "commit_counts", "commit_token_ids", "draft_lengths", "inline_features", "shared_memory_offsets", "feature_first_positions", "feature_counts")
     TARGET_BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     STREAM_EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
@@ -119,6 +119,8 @@ class Step(_message.Message):
     DRAFT_LENGTHS_FIELD_NUMBER: _ClassVar[int]
     INLINE_FEATURES_FIELD_NUMBER: _ClassVar[int]
     SHARED_MEMORY_OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_FIRST_POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_COUNTS_FIELD_NUMBER: _ClassVar[int]
     target_boot_id: int
     stream_epoch: int
     step_id: int
@@ -132,7 +134,9 @@ class Step(_message.Message):
     draft_lengths: bytes
     inline_features: bytes
     shared_memory_offsets: bytes
-    def __init__(self, target_boot_id: _Optional[int] = ..., stream_epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., deadline_us: _Optional[int] = ..., slots: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., base_lengths: _Optional[bytes] = ..., prefix_hashes: _Optional[bytes] = ..., commit_counts: _Optional[bytes] = ..., commit_token_ids: _Optional[bytes] = ..., draft_lengths: _Optional[bytes] = ..., inline_features: _Optional[bytes] = ..., shared_memory_offsets: _Optional[bytes] = ...) -> None: ...
+    feature_first_positions: bytes
+    feature_counts: bytes
+    def __init__(self, target_boot_id: _Optional[int] = ..., stream_epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., deadline_us: _Optional[int] = ..., slots: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., base_lengths: _Optional[bytes] = ..., prefix_hashes: _Optional[bytes] = ..., commit_counts: _Optional[bytes] = ..., commit_token_ids: _Optional[bytes] = ..., draft_lengths: _Optional[bytes] = ..., inline_features: _Optional[bytes] = ..., shared_memory_offsets: _Optional[bytes] = ..., feature_first_positions: _Optional[bytes] = ..., feature_counts: _Optional[bytes] = ...) -> None: ...
 
 class CloseBatch(_message.Message):
     __slots__ = ("target_boot_id", "stream_epoch", "slots", "generations")

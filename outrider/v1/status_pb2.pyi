@@ -85,7 +85,7 @@ class Failure(_message.Message):
     def __init__(self, stage: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class LinkStatus(_message.Message):
-    __slots__ = ("address", "state", "reason", "draft_boot_id", "stream_epoch", "drafter", "round_trip_p50_seconds", "round_trip_p95_seconds", "feature_transport")
+    __slots__ = ("address", "state", "reason", "draft_boot_id", "stream_epoch", "drafter", "round_trip_p50_seconds", "round_trip_p95_seconds", "feature_transport", "alert", "feature_layer_ids")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +95,8 @@ class LinkStatus(_message.Message):
     ROUND_TRIP_P50_SECONDS_FIELD_NUMBER: _ClassVar[int]
     ROUND_TRIP_P95_SECONDS_FIELD_NUMBER: _ClassVar[int]
     FEATURE_TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    ALERT_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_LAYER_IDS_FIELD_NUMBER: _ClassVar[int]
     address: str
     state: LinkState
     reason: str
@@ -104,7 +106,9 @@ class LinkStatus(_message.Message):
     round_trip_p50_seconds: float
     round_trip_p95_seconds: float
     feature_transport: str
-    def __init__(self, address: _Optional[str] = ..., state: _Optional[_Union[LinkState, str]] = ..., reason: _Optional[str] = ..., draft_boot_id: _Optional[int] = ..., stream_epoch: _Optional[int] = ..., drafter: _Optional[str] = ..., round_trip_p50_seconds: _Optional[float] = ..., round_trip_p95_seconds: _Optional[float] = ..., feature_transport: _Optional[str] = ...) -> None: ...
+    alert: str
+    feature_layer_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, address: _Optional[str] = ..., state: _Optional[_Union[LinkState, str]] = ..., reason: _Optional[str] = ..., draft_boot_id: _Optional[int] = ..., stream_epoch: _Optional[int] = ..., drafter: _Optional[str] = ..., round_trip_p50_seconds: _Optional[float] = ..., round_trip_p95_seconds: _Optional[float] = ..., feature_transport: _Optional[str] = ..., alert: _Optional[str] = ..., feature_layer_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ServiceStatus(_message.Message):
     __slots__ = ("service", "state", "stages", "failure", "version", "source_file", "boot_id", "process_id", "uptime_seconds", "configuration", "model_fingerprint", "device", "limits", "links")

@@ -72,9 +72,9 @@ def test_a_model_drafter_refuses_another_models_tokens(changes: dict, field: str
 def test_a_drafter_that_needs_features_says_so_and_refuses_a_target_without_them() -> None:
     message = hello()
     assert refusal_of(message, None, NEEDS).field == "features.layer_ids"
-    message.features.CopyFrom(draft_pb2.FeatureOffer(layer_ids=[1, 2, 15, 27], dtype="float16"))
-    assert refusal_of(message, None, NEEDS).field == "features.dtype"
-    message.features.dtype = "bfloat16"
+    message.features.CopyFrom(draft_pb2.FeatureOffer(layer_ids=[1, 2, 15, 27], dtypes=["float16"]))
+    assert refusal_of(message, None, NEEDS).field == "features.dtypes"
+    message.features.dtypes.append("bfloat16")
     assert refusal_of(message, None, NEEDS) is None
     offer = DrafterOffer(
         name="head",

@@ -199,8 +199,9 @@ class FeatureDrafter(NgramDrafter):
         )
         self.given: list[FeatureRows] = []
 
-    def add_features(self, state: NgramSequence, features: FeatureRows) -> None:
+    def add_features(self, state: NgramSequence, features: FeatureRows) -> bool:
         self.given.append(features)
+        return True
 
 
 def test_features_reach_a_drafter_that_needs_them_with_their_positions() -> None:

@@ -52,9 +52,15 @@ def prepare(drafter: StandaloneDrafter, *states: StandaloneSequence) -> None:
         drafter.prepare(states, 0.040)
 
 
+def proposed(
+    drafter: StandaloneDrafter, wishes: Sequence[Wish[StandaloneSequence]]
+) -> list[list[int]]:
+    return [proposal.token_ids for proposal in drafter.propose(wishes)]
+
+
 def propose(drafter: StandaloneDrafter, state: StandaloneSequence, draft_length: int) -> list[int]:
     assert drafter.reserve(state, len(state.token_ids) + draft_length)
-    return drafter.propose([Wish(state, draft_length, NEVER)])[0]
+    return proposed(drafter, [Wish(state, draft_length, NEVER)])[0]
 
 
 def continued(seed: int, token_ids: Sequence[int], sampling: Sampling, count: int) -> list[int]:
@@ -73,7 +79,7 @@ def test_a_drafter_with_the_targets_weights_has_every_token_right(sampling: Samp
         runner.forwards.clear()
         for state in states:
             assert drafter.reserve(state, len(state.token_ids) + draft_length)
-        drafts = drafter.propose([Wish(state, draft_length, NEVER) for state in states])
+        drafts = proposed(drafter, [Wish(state, draft_length, NEVER) for state in states])
         # One forward per draft position, for all rows together.
         assert len(runner.forwards) == draft_length
         assert all(len(forward) == len(states) for forward in runner.forwards)
@@ -154,7 +160,7 @@ def test_a_draft_is_as_long_as_its_time_allows(patience: float, length: int) -> 
     for state in states:
         assert drafter.reserve(state, len(PROMPT) + 8)
     now = 5 + 0.01 * len(runner.forwards)
-    drafts = drafter.propose([Wish(states[0], 8, now + patience), Wish(states[1], 8, NEVER)])
+    drafts = proposed(drafter, [Wish(states[0], 8, now + patience), Wish(states[1], 8, NEVER)])
     assert drafts == [continued(0, PROMPT, GREEDY, count) for count in (length, 8)]
 
 
@@ -165,7 +171,7 @@ def test_more_rows_than_a_step_takes_are_run_in_several_steps() -> None:
     for state in states:
         state.token_ids.extend([1, 2, 3])
         assert drafter.reserve(state, 11)
-    drafts = drafter.propose([Wish(state, 3, NEVER) for state in states])
+    drafts = proposed(drafter, [Wish(state, 3, NEVER) for state in states])
     assert drafts == [continued(0, state.token_ids, GREEDY, 3) for state in states]
 
 
