@@ -1,4 +1,4 @@
-"""Runs the draft service: `python -m draft_service --draft ngram|standalone`."""
+"""Runs the draft service: `python -m draft_service --draft hybrid|eagle3|ngram|standalone`."""
 
 import sys
 

@@ -20,8 +20,6 @@ from outrider.serving.errors import ConfigurationError
 
 LOOPBACK = "127.0.0.1"
 NO_DRAFT = "none"
-# Drafters that compute a model, on the cores of the target.
-MODEL_DRAFTERS = ("standalone",)
 # A stage's time is the service's to bound; before its port is open nothing but imports takes time,
 # and on a busy machine these take long.
 SHORTEST_LAUNCH_TIMEOUT_SECONDS = 60.0
@@ -108,52 +106,46 @@ def plan_cluster(
     gateway = address(options.host, "--port", options.port)
     rest = address(options.host, "--rest-port", options.rest_port)
 
-    members = [
-        (
-            kinds.target,
-            target,
-            {"draft_address": draft, **_shared_cores(options, kinds, environment)},
-        )
-    ]
-    if has_draft:
-        members.append(
-            (kinds.draft, draft, {} if options.draft is None else {"draft": options.draft})
-        )
-    addresses = {
-        "rest_port": _port(rest),
-        "target_address": target,
-        "draft_address": draft,
-    }
-    members.append((kinds.gateway, gateway, addresses))
-    _check_flags(options, [kind for kind, _, _ in members])
+    started = [kinds.target, *([kinds.draft] if has_draft else []), kinds.gateway]
+    _check_flags(options, started)
 
-    plans, holds_failures = [], False
-    for kind, own_address, own_flags in members:
+    def planned(
+        kind: ServiceKind, own_address: str, own_flags: Mapping[str, str]
+    ) -> tuple[ChildPlan, ServiceConfig]:
         known = kind.config_class.model_fields
         flags = {name: value for name, value in options.flags.items() if name in known}
         host, _, port = own_address.rpartition(":")
         flags |= {"host": host, "port": port, **own_flags}
-        plan, config = _plan(kind, own_address, flags, environment)
-        plans.append(plan)
-        holds_failures |= config.on_startup_failure == "hold"
+        return _plan(kind, own_address, flags, environment)
+
+    members = []
+    target_flags = {"draft_address": draft}
+    if has_draft:
+        draft_flags = {} if options.draft is None else {"draft": options.draft}
+        members.append(planned(kinds.draft, draft, draft_flags))
+        target_flags |= _shared_cores(members[0][1], kinds.target, environment)
+    members.insert(0, planned(kinds.target, target, target_flags))
+    gateway_flags = {
+        "rest_port": _port(rest),
+        "target_address": target,
+        "draft_address": draft,
+    }
+    members.append(planned(kinds.gateway, gateway, gateway_flags))
     return Cluster(
-        plans=tuple(plans),
+        plans=tuple(plan for plan, _ in members),
         url=f"http://{_reachable(options.host)}:{_port(rest)}",
-        holds_failures=holds_failures,
+        holds_failures=any(config.on_startup_failure == "hold" for _, config in members),
     )
 
 
 def _shared_cores(
-    options: ClusterOptions, kinds: ServiceKinds, environment: Mapping[str, str]
+    draft: ServiceConfig, target: ServiceKind, environment: Mapping[str, str]
 ) -> dict[str, str]:
     """A target that spins takes the cores from a model drafter beside it."""
     name = "spin_count"
     is_decided = ENVIRONMENT_PREFIX + name.upper() in environment
-    if (
-        options.draft not in MODEL_DRAFTERS
-        or name not in kinds.target.config_class.model_fields
-        or is_decided
-    ):
+    computes_model = getattr(draft, "computes_model", False)
+    if not computes_model or is_decided or name not in target.config_class.model_fields:
         return {}
     return {name: "0"}
 

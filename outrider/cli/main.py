@@ -92,9 +92,12 @@ def up(
     model: Annotated[
         str | None, _option("model", "default model's name, directory, GGUF file or Hub id")
     ] = None,
-    draft: Annotated[str | None, _option("draft", "ngram, standalone or none")] = None,
+    draft: Annotated[
+        str | None, _option("draft", "hybrid, eagle3, ngram, standalone or none")
+    ] = None,
     draft_model: Annotated[
-        str | None, _option("draft-model", "checkpoint of a model drafter")
+        str | None,
+        _option("draft-model", "directory of an EAGLE-3 head, or checkpoint of a small model"),
     ] = None,
     speculation: Annotated[
         Speculation | None, _option("speculation", "who decides about draft lengths")

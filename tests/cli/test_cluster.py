@@ -127,7 +127,7 @@ def test_only_the_gateway_listens_on_another_host_than_loopback(kinds: ServiceKi
         ({}, {"OUTRIDER_TARGET_ADDRESS": "h:1"}, "OUTRIDER_TARGET_ADDRESS.*decides"),
         ({"speculation": "maybe"}, {}, "gateway: speculation is 'maybe'"),
         ({"max_draft_length": "99"}, {}, "target: max-draft-length is '?99.*32"),
-        ({}, {"OUTRIDER_KV_CACHE_MIB": "0"}, "target: kv-cache-mib is '0'"),
+        ({}, {"OUTRIDER_KV_CACHE_MIB": "0"}, "(target|draft): kv-cache-mib is '0'"),
         ({}, {"OUTRIDER_INJECT_FAULT": "target:nowhere:raise"}, "point 'nowhere'"),
         ({"no_such_thing": "1"}, {}, "--no-such-thing: none of the services"),
     ],
