@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from draft_service.feature_columns import NO_FEATURES, SentFeatures, features_of_step
 from outrider.serving.columns import MalformedColumn, pack, unpack
 from outrider.serving.link_protocol import (
     BASE_LENGTH,
@@ -22,6 +23,7 @@ from outrider.serving.link_protocol import (
     TOKEN_COUNT,
     TOKEN_ID,
 )
+from outrider.serving.shared_ring import SharedRing
 from outrider.v1 import draft_pb2
 
 # Most that the field holds; --step-timeout may allow more.
@@ -39,15 +41,18 @@ class StepRow(NamedTuple):
     # None where the count reaches beyond the column.
     token_ids: Sequence[int] | None
     draft_length: int
-    # Features of the committed tokens; None where none came or the column does not fit.
-    features: bytes | None
+    features: SentFeatures
 
 
 class DecodedStep(NamedTuple):
-    """A Step's rows. `is_aligned`: its counts add up to its tokens, so no row has another's."""
+    """A Step's rows. `is_aligned`: its counts add up to its tokens, so no row has another's.
+
+    `feature_fault`: why its feature columns were left out, if they were.
+    """
 
     rows: list[StepRow]
     is_aligned: bool
+    feature_fault: MalformedColumn | None
 
 
 class DraftRow(NamedTuple):
@@ -57,10 +62,17 @@ class DraftRow(NamedTuple):
     token_ids: Sequence[int]
 
 
-def decode_step(step: draft_pb2.Step, *, max_rows: int, feature_row_bytes: int) -> DecodedStep:
+def decode_step(
+    step: draft_pb2.Step,
+    *,
+    max_rows: int,
+    feature_row_bytes: int,
+    feature_ring: SharedRing | None,
+) -> DecodedStep:
     """The rows. Raises MalformedColumn if they are too many or cannot be told apart.
 
-    feature_row_bytes = 0: the feature columns are not looked at.
+    Malformed feature columns cost the features alone. feature_row_bytes = 0: they are not looked
+    at.
     """
     slots = unpack("slots", step.slots, SLOT)
     size = len(slots)
@@ -72,9 +84,12 @@ def decode_step(step: draft_pb2.Step, *, max_rows: int, feature_row_bytes: int) 
     counts = unpack("commit_counts", step.commit_counts, COMMIT_COUNT, size)
     draft_lengths = unpack("draft_lengths", step.draft_lengths, DRAFT_LENGTH, size)
     tokens = whole_numbers(step.commit_token_ids)
-    has_features = (
-        feature_row_bytes > 0 and len(step.inline_features) == sum(counts) * feature_row_bytes
-    )
+    features, feature_fault = [NO_FEATURES] * size, None
+    if feature_row_bytes:
+        try:
+            features = features_of_step(step, size, row_bytes=feature_row_bytes, ring=feature_ring)
+        except MalformedColumn as error:
+            feature_fault = error
     rows = []
     start = 0
     for index in range(size):
@@ -88,13 +103,11 @@ def decode_step(step: draft_pb2.Step, *, max_rows: int, feature_row_bytes: int) 
                 counts[index],
                 tokens[start:end] if end <= len(tokens) else None,
                 draft_lengths[index],
-                step.inline_features[start * feature_row_bytes : end * feature_row_bytes]
-                if has_features
-                else None,
+                features[index],
             )
         )
         start = end
-    return DecodedStep(rows, start * 4 == len(step.commit_token_ids))
+    return DecodedStep(rows, start * 4 == len(step.commit_token_ids), feature_fault)
 
 
 def whole_numbers(token_column: bytes) -> list[int]:

@@ -3,7 +3,7 @@
 from typing import Generic
 
 from draft_service.codec import RowReplies, StepRow
-from draft_service.drafters.drafter import DrafterOffer, FeatureRows, State
+from draft_service.drafters.drafter import DrafterOffer, State
 from draft_service.link_sessions import LinkSessions
 from draft_service.session_table import SessionTable
 from draft_service.sessions import Commit, Session
@@ -45,7 +45,11 @@ class Commits(Generic[State]):
             self._table.counters.count("refused for capacity", f"no memory for {length} tokens")
             self._refuse(session, draft_pb2.REFUSE_REASON_CAPACITY)
             return None
-        self._table.fall_behind(self._link, session)
+        if row.features.rows is not None and not (row.commit_count or row.draft_length):
+            # The target still works on the prompt: this is the time to work on it here as well.
+            self._table.work_ahead(self._link, session)
+        else:
+            self._table.fall_behind(self._link, session)
         return session
 
     def _answer_unknown(self, row: StepRow) -> None:
@@ -92,11 +96,9 @@ class Commits(Generic[State]):
             self._table.counters.count("resyncs", detail)
             self._replies.resync(row.slot, row.generation, session.length)
             return False
-        if outcome is Commit.APPLIED and row.features is not None:
-            self._table.drafter.add_features(
-                session.state,
-                FeatureRows(first_position=row.base_length - row.commit_count, rows=row.features),
-            )
+        if not self._table.add_features(session, row.features):
+            # Its commits count all the same, and so does what n-grams may make of them.
+            self._replies.resync(row.slot, row.generation, session.length)
         return True
 
     def _refuse(self, session: Session[State], reason: int) -> None:

@@ -1,5 +1,6 @@
 """Whether a target fits this draft service: the first field of its Hello that does not, by name."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from draft_service.drafters.drafter import DrafterOffer, FeatureNeeds
@@ -9,6 +10,12 @@ from outrider.serving.link_protocol import LONGEST_DRAFT_LENGTH, PROTOCOL_VERSIO
 from outrider.v1 import draft_pb2
 
 LARGEST_VOCABULARY = 2**31 - 1
+
+# FeatureNeeds.transport.
+INLINE = "inline"
+SHARED_MEMORY = "shared_memory"
+
+PROJECTION_CHUNK_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +39,7 @@ def refusal_of(
         if value != bound:
             return _refusal(field, value, bound)
     return (
-        _size_refusal(hello)
-        or _identity_refusal(hello, identity)
-        or _feature_refusal(hello.features, needs)
+        _size_refusal(hello) or _identity_refusal(hello, identity) or _feature_refusal(hello, needs)
     )
 
 
@@ -44,8 +49,9 @@ def hello_reply(
     offer: DrafterOffer,
     draft_boot_id: int,
     refusal: draft_pb2.Refusal | None,
+    shared_memory_name: str = "",
 ) -> draft_pb2.LinkResponse:
-    """The answer to a Hello."""
+    """The answer to a Hello. Without a name features come inline."""
     reply = draft_pb2.HelloReply(
         draft_boot_id=draft_boot_id,
         stream_epoch=hello.stream_epoch,
@@ -63,10 +69,25 @@ def hello_reply(
                 width=needs.width,
                 dtype=needs.dtype,
                 projection_sha256=needs.projection_sha256,
-                transport="inline",
+                transport=SHARED_MEMORY if shared_memory_name else INLINE,
+                shared_memory_name=shared_memory_name,
             )
         )
     return draft_pb2.LinkResponse(hello=reply)
+
+
+def projection_messages(needs: FeatureNeeds | None) -> Iterator[draft_pb2.LinkResponse]:
+    """What follows the answer: the projection in pieces; nothing where no features are needed."""
+    if needs is None:
+        return
+    projection = needs.projection
+    for start in range(0, max(len(projection), 1), PROJECTION_CHUNK_BYTES):
+        end = start + PROJECTION_CHUNK_BYTES
+        yield draft_pb2.LinkResponse(
+            feature_projection=draft_pb2.FeatureProjection(
+                chunk=projection[start:end], is_last=end >= len(projection)
+            )
+        )
 
 
 def _size_refusal(hello: draft_pb2.Hello) -> draft_pb2.Refusal | None:
@@ -104,10 +125,15 @@ def _identity_refusal(
 
 
 def _feature_refusal(
-    features: draft_pb2.FeatureOffer, needs: FeatureNeeds | None
+    hello: draft_pb2.Hello, needs: FeatureNeeds | None
 ) -> draft_pb2.Refusal | None:
     if needs is None:
         return None
+    features = hello.features
+    if hello.identity.hidden_size != needs.target_hidden_size:
+        return _refusal(
+            "identity.hidden_size", hello.identity.hidden_size, needs.target_hidden_size
+        )
     if not set(needs.layer_ids) <= set(features.layer_ids):
         return _refusal("features.layer_ids", list(features.layer_ids), list(needs.layer_ids))
     if needs.dtype not in features.dtypes:

@@ -5,6 +5,7 @@ from typing import Generic
 
 from draft_service.drafters.drafter import State
 from draft_service.sessions import Session
+from outrider.serving.shared_ring import SharedRing
 from outrider.v1 import draft_pb2
 
 # What a target says of its slots is not trusted with this process's memory.
@@ -20,9 +21,11 @@ class LinkTerms:
     vocab_size: int
     max_draft_length: int
     max_sequences: int
+    # Where the target puts features; None = it sends them inline, or none.
+    feature_ring: SharedRing | None = None
 
 
-def terms_of(hello: draft_pb2.Hello) -> LinkTerms:
+def terms_of(hello: draft_pb2.Hello, feature_ring: SharedRing | None = None) -> LinkTerms:
     """The terms of a Hello that was not refused."""
     return LinkTerms(
         target_boot_id=hello.target_boot_id,
@@ -30,6 +33,7 @@ def terms_of(hello: draft_pb2.Hello) -> LinkTerms:
         vocab_size=hello.identity.vocab_size,
         max_draft_length=hello.max_draft_length,
         max_sequences=hello.max_sequences,
+        feature_ring=feature_ring,
     )
 
 

@@ -156,19 +156,22 @@ class Proposer(Generic[State]):
 
     def _step(self, link: LinkSessions[State], step: draft_pb2.Step, received_at: float) -> None:
         try:
-            rows, is_aligned = decode_step(
+            rows, is_aligned, feature_fault = decode_step(
                 step,
                 max_rows=link.terms.max_sequences,
                 feature_row_bytes=self._feature_row_bytes,
+                feature_ring=link.terms.feature_ring,
             )
         except MalformedColumn as error:
             self._counters.count("malformed messages", f"step {step.step_id}: {error}")
-            rows, is_aligned = [], True
+            rows, is_aligned, feature_fault = [], True, None
         if not is_aligned:
             self._counters.count(
                 "malformed messages",
                 f"step {step.step_id}: commit_counts do not add up to commit_token_ids",
             )
+        if feature_fault is not None:
+            self._counters.count("malformed features", f"step {step.step_id}: {feature_fault}")
         replies = _replies_to(link)
         commits = Commits(table=self._table, link=link, replies=replies, is_aligned=is_aligned)
         asking = []
@@ -195,9 +198,7 @@ class Proposer(Generic[State]):
         replies = _replies_to(link)
         with self._activity("commit"):
             for message in batch.sequences:
-                reason = self._table.open(link, message)
-                if reason is not None:
-                    replies.refuse(message.slot, message.generation, reason)
+                self._table.open(link, message, replies)
         self._reply(link, replies)
 
     def _close(self, link: LinkSessions[State], batch: draft_pb2.CloseBatch) -> None:

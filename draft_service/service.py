@@ -70,7 +70,12 @@ class DraftService:
     def register(self, server: grpc.aio.Server) -> Sequence[str]:
         """Adds the Link servicer, which answers UNAVAILABLE until SERVING."""
         draft_pb2_grpc.add_DraftServiceServicer_to_server(  # type: ignore[no-untyped-call]
-            DraftServicer(lifecycle=self._lifecycle, links=self._links, counters=self.counters),
+            DraftServicer(
+                lifecycle=self._lifecycle,
+                links=self._links,
+                counters=self.counters,
+                feature_transport=self._config.feature_transport,
+            ),
             server,
         )
         return [draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name]

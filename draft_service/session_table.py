@@ -5,8 +5,10 @@ from typing import Generic
 
 import numpy as np
 
+from draft_service.codec import RowReplies
 from draft_service.counters import Counters
-from draft_service.drafters.drafter import Drafter, FeatureRows, State
+from draft_service.drafters.drafter import Drafter, State
+from draft_service.feature_columns import NO_FEATURES, SentFeatures, features_of_open
 from draft_service.link_sessions import LinkSessions
 from draft_service.sampling import sampling_of
 from draft_service.sessions import Session
@@ -38,15 +40,17 @@ class SessionTable(Generic[State]):
         """There is work for `prepare`."""
         return bool(self._unprepared)
 
-    def open(self, link: LinkSessions[State], message: draft_pb2.Open) -> int | None:
-        """Replaces what the slot held. Returns the RefuseReason where it is refused."""
+    def open(self, link: LinkSessions[State], message: draft_pb2.Open, replies: RowReplies) -> None:
+        """Replaces what the slot held, or refuses to."""
         replaced = link.take(message.slot)
         if replaced is not None:
             self._free(replaced)
-        reason = self._open_in_free_slot(link, message)
-        if reason is not None:
-            link.remember_refusal(message.slot, message.generation, reason)
-        return reason
+        opened = self._open_in_free_slot(link, message)
+        if not isinstance(opened, Session):
+            link.remember_refusal(message.slot, message.generation, opened)
+            replies.refuse(message.slot, message.generation, opened)
+        elif not self.add_features(opened, self._features_in(link, message)):
+            replies.resync(message.slot, message.generation, opened.length)
 
     def close(self, link: LinkSessions[State], slot: int, generation: int) -> None:
         """Forgets this generation, and that it was refused. Unknown ones are ignored."""
@@ -67,9 +71,38 @@ class SessionTable(Generic[State]):
         self.close(link, session.slot, session.generation)
         link.remember_refusal(session.slot, session.generation, reason)
 
+    def add_features(self, session: Session[State], features: SentFeatures) -> bool:
+        """Hands them to the drafter; False where what it lacks takes another Open.
+
+        Those of tokens that are not committed, or of the last one, are left out: there are none.
+        """
+        needs = self.drafter.offer.feature_needs
+        if features.are_lost:
+            self.counters.count("lost features", f"slot {session.slot}: not in the shared memory")
+            return False
+        if features.rows is None or needs is None:
+            return True
+        first = features.rows.first_position
+        end = first + len(features.rows.rows) // needs.row_bytes
+        if end >= session.length:
+            self.counters.count(
+                "features out of bounds",
+                f"slot {session.slot}: positions {first} to {end - 1} of {session.length} tokens",
+            )
+            return True
+        if not self.drafter.add_features(session.state, features.rows):
+            self.counters.count("feature gaps", f"slot {session.slot}: before position {first}")
+            return False
+        return True
+
+    def work_ahead(self, link: LinkSessions[State], session: Session[State]) -> None:
+        """Puts a session among those that `prepare` works on, if there is anything to do."""
+        if self.drafter.backlog(session.state) > 0:
+            self._unprepared[session] = link
+
     def fall_behind(self, link: LinkSessions[State], session: Session[State]) -> None:
-        """Puts a session among those that `prepare` works on, if its backlog is too long."""
-        if self.drafter.backlog(session.state) > self.drafter.max_backlog:
+        """Puts a session among those that `prepare` works on, before its backlog is too long."""
+        if self.drafter.backlog(session.state) > self.drafter.max_backlog // 2:
             self._unprepared[session] = link
 
     def is_prepared(self, session: Session[State]) -> bool:
@@ -88,14 +121,40 @@ class SessionTable(Generic[State]):
                     return None
                 self.close(link, session.slot, session.generation)
                 return link, session
-        for session in list(self._unprepared):
-            if self.drafter.backlog(session.state) == 0:
-                del self._unprepared[session]
-        if self._unprepared:
+        backlog = self._backlog()
+        if backlog:
             self.drafter.prepare([session.state for session in self._unprepared], budget_seconds)
+            if self._backlog() == backlog:
+                # Not one could go on: all wait for features, which put them back here.
+                self._unprepared.clear()
         return None
 
-    def _open_in_free_slot(self, link: LinkSessions[State], message: draft_pb2.Open) -> int | None:
+    def _backlog(self) -> int:
+        """Of all sessions that are not prepared; those without one are prepared."""
+        total = 0
+        for session in list(self._unprepared):
+            backlog = self.drafter.backlog(session.state)
+            if backlog == 0:
+                del self._unprepared[session]
+            total += backlog
+        return total
+
+    def _features_in(self, link: LinkSessions[State], message: draft_pb2.Open) -> SentFeatures:
+        needs = self.drafter.offer.feature_needs
+        if needs is None or not message.HasField("features"):
+            return NO_FEATURES
+        try:
+            return features_of_open(
+                message.features, row_bytes=needs.row_bytes, ring=link.terms.feature_ring
+            )
+        except MalformedColumn as error:
+            self.counters.count("malformed features", f"open of slot {message.slot}: {error}")
+            return NO_FEATURES
+
+    def _open_in_free_slot(
+        self, link: LinkSessions[State], message: draft_pb2.Open
+    ) -> Session[State] | int:
+        """The new session, or the RefuseReason."""
         try:
             sampling = sampling_of(message.sampling)
             token_ids = _opening_tokens(message, link.terms.vocab_size)
@@ -115,14 +174,6 @@ class SessionTable(Generic[State]):
             self.drafter.close(state)
             self.counters.count("refused for capacity", f"no memory for {len(token_ids)} tokens")
             return draft_pb2.REFUSE_REASON_CAPACITY
-        if offer.feature_needs is not None and message.HasField("features"):
-            self.drafter.add_features(
-                state,
-                FeatureRows(
-                    first_position=message.features.first_position,
-                    rows=message.features.inline_rows,
-                ),
-            )
         session = Session(
             slot=message.slot,
             generation=message.generation,
@@ -133,7 +184,7 @@ class SessionTable(Generic[State]):
         link.add(session)
         self._session_count += 1
         self._unprepared[session] = link
-        return None
+        return session
 
     def _free(self, session: Session[State]) -> None:
         self._unprepared.pop(session, None)

@@ -122,6 +122,17 @@ def target_metrics(target: target_pb2.TargetStatistics) -> Iterable[Metric]:
         messages.add_metric((message.direction, message.kind), message.count)
     yield messages
     yield _labelled_counter(
+        "outrider_link_feature_bytes",
+        "Bytes of projected features sent to the draft service",
+        "transport",
+        [(count.label, count.count) for count in target.feature_bytes],
+    )
+    yield _counter(
+        "outrider_link_step_bytes",
+        "Bytes of Step messages sent, inline features included",
+        target.step_message_bytes,
+    )
+    yield _labelled_counter(
         "outrider_draft_rows_dropped",
         "Draft rows not used",
         "reason",

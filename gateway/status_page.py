@@ -73,6 +73,8 @@ def service_object(status: status_pb2.ServiceStatus) -> dict[str, Any]:
                 "round_trip_p50_seconds": link.round_trip_p50_seconds,
                 "round_trip_p95_seconds": link.round_trip_p95_seconds,
                 "feature_transport": link.feature_transport,
+                "feature_layer_ids": list(link.feature_layer_ids),
+                "alert": link.alert,
             }
             for link in status.links
         ],

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.engine.acceptance import Verdict, verify
+from outrider.engine.feature_tap import FeatureTap
 from outrider.engine.runner import Runner, SequenceRows
 from outrider.engine.sampling import sample
 from target_service.scheduler import PrefillChunk
@@ -39,9 +40,10 @@ class Batch:
     def prefill_tokens(self) -> int:
         return sum(chunk.length for chunk in self.chunks)
 
-    def forward(self, runner: Runner) -> Logits:
-        """One ragged forward. Returns float32 [rows with logits, vocab]: the verify rows of every
-        decode row, then the last rows of the prefill chunks that end their prompts.
+    def forward(self, runner: Runner, tap: FeatureTap | None) -> Logits:
+        """One ragged forward, captured by the tap. Returns float32 [rows with logits, vocab]: the
+        verify rows of every decode row, then the last rows of the prefill chunks that end their
+        prompts.
         """
         rows = [
             SequenceRows(
@@ -62,7 +64,7 @@ class Batch:
                     num_logits=1 if chunk.is_last else 0,
                 )
             )
-        return runner.forward(rows)
+        return runner.forward(rows, tap)
 
     def verdicts(self, logits: Logits) -> list[tuple[DecodeRow, Verdict]]:
         """The verdict on every sequence that has logits, in their order; a prefill chunk that ends

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from outrider.engine import boot as engine_boot
 from outrider.engine.boot import Engine
-from outrider.engine.config import EngineConfig
+from outrider.engine.config import DTYPES, EngineConfig
+from outrider.engine.feature_projection import load_projection
+from outrider.engine.feature_tap import FeatureTap
 from outrider.engine.noise import NOISE_VERSION
 from outrider.engine.prefix_hash import PREFIX_HASH_ALGORITHM
 from outrider.serving.errors import ConfigurationError
@@ -21,6 +23,8 @@ from target_service.config import TargetConfig
 from target_service.draft_link import DraftLink
 from target_service.draft_wait import DraftWait
 from target_service.drafts import DraftSource
+from target_service.feature_intake import FeatureIntake
+from target_service.feature_layers import parse_feature_layers
 from target_service.first_requests import FirstRequests, run_first_requests
 from target_service.link_mailbox import LinkMailbox
 from target_service.linked_drafts import LinkedDrafts
@@ -78,6 +82,7 @@ def boot_target(
             block_size=config.block_size,
             max_sequence_length=config.max_sequence_length or None,
             max_step_rows=config.max_step_rows,
+            feature_layers=parse_feature_layers(config.feature_layers),
         ),
         lifecycle,
     )
@@ -86,7 +91,7 @@ def boot_target(
     model_info = describe_model(
         config, source.name, vocabulary.sha256, vocabulary.eos_token_ids, engine
     )
-    drafts = link_drafts(config, lifecycle, model_info, statistics, run_on_loop)
+    drafts = link_drafts(config, lifecycle, model_info, engine, statistics, run_on_loop)
     scheduler = Scheduler(
         engine.block_pool,
         SchedulerBounds(
@@ -114,6 +119,7 @@ def boot_target(
             "num-blocks": str(engine.limits.num_blocks),
             "block-size": str(engine.limits.block_size),
             "kv-granularity": str(engine.limits.kv_granularity),
+            "feature-layers": ", ".join(map(str, engine.feature_layers)),
             "max-sequence-length": str(model_info.identity.max_sequence_length),
             "step-milliseconds": ", ".join(
                 f"{rows}: {seconds * 1e3:.1f}" for rows, seconds in engine.limits.step_seconds
@@ -172,12 +178,20 @@ def link_drafts(
     config: TargetConfig,
     lifecycle: Lifecycle[Target],
     model_info: target_pb2.ModelInfo,
+    engine: Engine,
     statistics: Statistics,
     run_on_loop: Callable[[DraftLink], None],
 ) -> DraftSource:
     """The link to the draft service, running, or no drafts where no address is given."""
     if not config.draft_address:
         return NoDrafts()
+    hidden_size = engine.model_config.hidden_size
+
+    def load(data: bytes) -> FeatureTap:
+        dtype = DTYPES[engine.dtype]
+        projection = load_projection(data, hidden_size=hidden_size, dtype=dtype)
+        return engine.runner.make_tap(projection)
+
     mailbox = LinkMailbox(statistics)
     link = DraftLink(
         address=config.draft_address,
@@ -190,6 +204,12 @@ def link_drafts(
             max_sequences=config.max_running_sequences,
             max_draft_length=config.max_draft_length,
         ),
+        intake=FeatureIntake(
+            layer_ids=engine.feature_layers,
+            hidden_size=hidden_size,
+            transport=config.feature_transport,
+            load=load,
+        ),
         mailbox=mailbox,
         statistics=statistics,
         on_status=lambda status: lifecycle.set_links([status]),
@@ -197,6 +217,7 @@ def link_drafts(
     drafts = LinkedDrafts(
         mailbox=mailbox,
         send=link.send,
+        num_unsent=link.num_unsent,
         target_boot_id=lifecycle.boot_id,
         num_slots=config.max_running_sequences,
         vocab_size=model_info.identity.vocab_size,

@@ -1,10 +1,11 @@
 """Link messages of the target's side: rows into columns, and a Draft's columns into rows."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from outrider.engine.feature_store import Rows
 from outrider.engine.sampling import Sampling
 from outrider.serving.columns import MalformedColumn, pack, split, unpack
 from outrider.serving.link_protocol import (
@@ -12,14 +13,18 @@ from outrider.serving.link_protocol import (
     CASE_ACCEPTED_LENGTH,
     COMMIT_COUNT,
     DRAFT_LENGTH,
+    FEATURE_COUNT,
+    FEATURE_FIRST_POSITION,
     GENERATION,
     PARENT,
     PREFIX_CASE_COMMITTED,
     PREFIX_HASH,
+    SHARED_MEMORY_OFFSET,
     SLOT,
     TOKEN_COUNT,
     TOKEN_ID,
 )
+from outrider.serving.shared_ring import SharedRing
 from outrider.v1 import draft_pb2, sampling_pb2
 
 # Link messages by direction, as counted; a Pong is a ping on its way back.
@@ -65,12 +70,23 @@ class Stamp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureRows:
+    """Features of consecutive positions."""
+
+    first_position: int
+    rows: Rows  # at least one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepRow:
-    """One sequence of a Step: its latest commits and what is asked for."""
+    """One sequence of a Step: its latest commits, features of committed tokens, and what is asked
+    for.
+    """
 
     stamp: Stamp
     committed_token_ids: Sequence[int]
     draft_length: int
+    features: FeatureRows | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,9 +121,10 @@ def encode_step(
     step_id: int,
     deadline_us: int,
     rows: Sequence[StepRow],
+    ring: SharedRing | None = None,
 ) -> draft_pb2.Step:
-    """One engine step's rows."""
-    return draft_pb2.Step(
+    """A step's rows. Their features, if any, go into the ring, or into the message without one."""
+    step = draft_pb2.Step(
         target_boot_id=target_boot_id,
         stream_epoch=stream_epoch,
         step_id=step_id,
@@ -121,6 +138,72 @@ def encode_step(
             [token_id for row in rows for token_id in row.committed_token_ids], TOKEN_ID
         ),
         draft_lengths=pack([row.draft_length for row in rows], DRAFT_LENGTH),
+    )
+    features = [row.features for row in rows]
+    if any(features):
+        _add_features(step, features, ring)
+    return step
+
+
+def _add_features(
+    step: draft_pb2.Step, features: Sequence[FeatureRows | None], ring: SharedRing | None
+) -> None:
+    step.feature_first_positions = pack(
+        [0 if row is None else row.first_position for row in features], FEATURE_FIRST_POSITION
+    )
+    step.feature_counts = pack(
+        [0 if row is None else len(row.rows) for row in features], FEATURE_COUNT
+    )
+    contents = [
+        b"" if row is None else row.rows.astype("<u2", copy=False).tobytes() for row in features
+    ]
+    if ring is None:
+        step.inline_features = b"".join(contents)
+    else:
+        step.shared_memory_offsets = pack(
+            [ring.write(content) if content else 0 for content in contents], SHARED_MEMORY_OFFSET
+        )
+
+
+def split_steps(rows: Sequence[StepRow], max_feature_rows: int) -> list[list[StepRow]]:
+    """The rows as Steps of at most so many rows of features each; drafts are asked for in the last.
+
+    A row is cut where a Step is full: its commits go with its first piece.
+    """
+    counts = [0 if row.features is None else len(row.features.rows) for row in rows]
+    if sum(counts) <= max_feature_rows:
+        return [list(rows)]
+    steps: list[list[StepRow]] = [[]]
+    room = max_feature_rows
+    for row, count in zip(rows, counts, strict=True):
+        rest = row
+        while count > room:
+            if room:
+                piece, rest = _cut(rest, room)
+                steps[-1].append(piece)
+            count -= room
+            steps.append([])
+            room = max_feature_rows
+        steps[-1].append(rest)
+        room -= count
+    asking = []
+    for step in steps[:-1]:
+        for index, row in enumerate(step):
+            if row.draft_length:
+                asking.append(replace(row, committed_token_ids=(), features=None))
+                step[index] = replace(row, draft_length=0)
+    return [*steps[:-1], [*asking, *steps[-1]]]
+
+
+def _cut(row: StepRow, count: int) -> tuple[StepRow, StepRow]:
+    """The row with its first `count` features, and what is left of it."""
+    features = row.features
+    assert features is not None
+    head = FeatureRows(first_position=features.first_position, rows=features.rows[:count])
+    tail = FeatureRows(first_position=features.first_position + count, rows=features.rows[count:])
+    return (
+        replace(row, features=head, draft_length=0),
+        replace(row, features=tail, committed_token_ids=()),
     )
 
 

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from outrider.serving.config import Device, Port, ServiceConfig
 from outrider.serving.model_source import DEFAULT_MODEL
+from target_service.feature_layers import parse_feature_layers
 
 # Beyond it no draft is right often enough to be worth its rows.
 MOST_DRAFT_TOKENS = 32
@@ -31,6 +32,16 @@ class TargetConfig(ServiceConfig):
         "drafter computes on the same cores",
     )
     draft_address: str = Field("", description="host:port of the draft service; empty = none")
+    feature_layers: str = Field(
+        "",
+        description="layers whose input a drafter may ask features of, for example 2,15,27; "
+        "empty = 2, L/2 and L-3 of L",
+    )
+    feature_transport: Literal["auto", "inline", "shared_memory"] = Field(
+        "auto",
+        description="how features travel; auto: shared memory on one host, else inline; "
+        "shared_memory: a link without it is refused",
+    )
     max_draft_length: Annotated[int, Field(ge=0, le=MOST_DRAFT_TOKENS)] = Field(
         5, description="most draft tokens asked for per sequence and step"
     )
@@ -53,3 +64,6 @@ class TargetConfig(ServiceConfig):
     max_prefill_rows: Annotated[int, Field(ge=8)] = Field(
         256, description="most prompt tokens in a forward that also decodes"
     )
+
+    def check_combination(self) -> None:
+        parse_feature_layers(self.feature_layers)

@@ -15,8 +15,11 @@ import grpc
 from outrider.serving.channel import open_channel
 from outrider.serving.concurrency import run_until_first_ends
 from outrider.v1 import draft_pb2, draft_pb2_grpc, status_pb2
+from target_service.acceptance_watch import AcceptanceWatch
 from target_service.circuit_breaker import Circuit
 from target_service.codec import RECEIVED_KINDS
+from target_service.feature_intake import FeatureIntake
+from target_service.link_features import NO_FEATURES, LinkFeatures
 from target_service.link_handshake import LinkLost, LinkRefused, LinkSilent, read, shake_hands
 from target_service.link_mailbox import LinkMailbox, LinkView
 from target_service.statistics import Statistics
@@ -46,12 +49,16 @@ class DraftLink:
         *,
         address: str,
         hello: draft_pb2.Hello,
+        intake: FeatureIntake,
         mailbox: LinkMailbox,
         statistics: Statistics,
         on_status: Callable[[status_pb2.LinkStatus], None],
     ) -> None:
         self.address = address
-        self._hello = hello
+        self._hello = draft_pb2.Hello()
+        self._hello.CopyFrom(hello)
+        self._hello.features.CopyFrom(intake.offer())
+        self._intake = intake
         self._statistics = statistics
         self._on_status = on_status
         self._mailbox = mailbox
@@ -61,6 +68,10 @@ class DraftLink:
         self._stream_state = status_pb2.LINK_STATE_CONNECTING
         self._reason = "not tried yet"
         self._drafter = ""
+        self._draft_boot_id = 0
+        self._features: LinkFeatures | None = None
+        self._acceptance = AcceptanceWatch()
+        self._alert = ""
         self._last_received = 0.0
 
     def send(self, stream_epoch: int, messages: Sequence[draft_pb2.LinkRequest]) -> None:
@@ -68,6 +79,11 @@ class DraftLink:
         loop = self._loop
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(self._enqueue, stream_epoch, messages)
+
+    def num_unsent(self) -> int:
+        """Messages that wait to be written."""
+        outgoing = self._outgoing
+        return 0 if outgoing is None else outgoing.qsize()
 
     async def run(self) -> None:
         """Keeps a stream to the draft service up, for ever."""
@@ -85,6 +101,7 @@ class DraftLink:
                 except (grpc.aio.AioRpcError, LinkLost, TimeoutError) as error:
                     state, reason = status_pb2.LINK_STATE_CONNECTING, _words(error)
                     fell_silent = isinstance(error, LinkSilent)
+                self._features = None
                 had_link = self._mailbox.view().stream_epoch != 0
                 self._mailbox.close_stream(fell_silent=had_link and fell_silent)
                 if state == status_pb2.LINK_STATE_REFUSED and reason != self._reason:
@@ -108,6 +125,9 @@ class DraftLink:
                 self._count("sent", "hello")
                 reply = await shake_hands(call, self._hello, self._stream_epoch)
             self._count("received", "hello")
+            features = await self._intake.take(
+                call, reply, lambda: self._count("received", "feature_projection")
+            )
             self._outgoing = outgoing
             self._last_received = time.monotonic()
             self._mailbox.open_stream(
@@ -116,12 +136,15 @@ class DraftLink:
                     draft_boot_id=reply.draft_boot_id,
                     max_draft_length=min(reply.max_draft_length, self._hello.max_draft_length),
                     max_sequence_length=reply.max_sequence_length,
+                    features=features,
                 )
             )
             self._drafter = reply.drafter
+            self._draft_boot_id = reply.draft_boot_id
+            self._features = features
             self._set_state(status_pb2.LINK_STATE_CLOSED_CIRCUIT, "")
-            logger.info("link to %s: drafter %s, epoch %d", self.address, reply.drafter,
-                        self._stream_epoch)  # fmt: skip
+            logger.info("link to %s: drafter %s, epoch %d, features %s", self.address,
+                        reply.drafter, self._stream_epoch, self._transport())  # fmt: skip
             await run_until_first_ends(
                 self._write(call, outgoing),
                 self._read(call),
@@ -186,10 +209,30 @@ class DraftLink:
         last = self.status()
         while True:
             await asyncio.sleep(STATUS_PERIOD_SECONDS)
+            self._watch_acceptance()
             status = self.status()
             if status != last:
                 self._on_status(status)
                 last = status
+
+    def _watch_acceptance(self) -> None:
+        statistics = self._statistics
+        alert = self._acceptance.look(
+            draft_boot_id=self._draft_boot_id,
+            drafts=statistics.drafts,
+            first_accepted=statistics.accepted_per_position[0],
+            hint=(
+                "its drafts cost time and save none"
+                if self._features is None
+                else "a head trained for another model?"
+            ),
+        )
+        if alert and not self._alert:
+            logger.warning("link to %s: drafter %s: %s", self.address, self._drafter, alert)
+        self._alert = alert
+
+    def _transport(self) -> str:
+        return NO_FEATURES if self._features is None else self._features.transport
 
     def status(self) -> status_pb2.LinkStatus:
         """For the operator."""
@@ -210,7 +253,11 @@ class DraftLink:
             drafter=self._drafter,
             round_trip_p50_seconds=self._statistics.link_round_trip.quantile(0.5),
             round_trip_p95_seconds=self._statistics.link_round_trip.quantile(0.95),
-            feature_transport="none",
+            feature_transport=self._transport(),
+            feature_layer_ids=(
+                () if self._features is None else self._features.tap.projection.layer_ids
+            ),
+            alert=self._alert,
         )
 
 

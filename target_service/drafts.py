@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from outrider.engine.feature_tap import FeatureTap
 from target_service.sequence import Sequence as TokenSequence
 
 
@@ -31,6 +32,11 @@ class DraftSource(Protocol):
     def stopped(self, sequence: TokenSequence) -> None:
         """A running sequence that ended or was preempted."""
 
+    def tap(self) -> FeatureTap | None:
+        """What is to capture the coming forward's hidden states; None where no drafter needs
+        them.
+        """
+
     def ask(
         self,
         sequences: Sequence[TokenSequence],
@@ -53,7 +59,9 @@ class DraftSource(Protocol):
         """
 
     def flush(self, *, is_bypassed: bool) -> None:
-        """The end of a step: sends what was held back, unless the step is bypassed."""
+        """The end of a step that asked for nothing: sends what was held back, unless the step is
+        bypassed.
+        """
 
     def observe(
         self,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from outrider.v1 import draft_pb2
 from target_service.circuit_breaker import Circuit, CircuitBreaker
 from target_service.codec import NOT_ASKED
+from target_service.link_features import LinkFeatures
 from target_service.statistics import Statistics
 
 # Resyncs and refusals that the engine has not taken; beyond it the oldest are forgotten.
@@ -26,6 +27,7 @@ class LinkView:
     draft_boot_id: int
     max_draft_length: int
     max_sequence_length: int
+    features: LinkFeatures | None = None  # None: the drafter needs none
 
 
 NO_LINK = LinkView(stream_epoch=0, draft_boot_id=0, max_draft_length=0, max_sequence_length=0)

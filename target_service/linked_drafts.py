@@ -6,11 +6,19 @@ Nothing that comes back is trusted: a row is used only if its stamps are those o
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from outrider.engine.feature_tap import FeatureTap
 from outrider.serving.columns import MalformedColumn
 from outrider.v1 import draft_pb2
 from target_service import codec, policy
 from target_service.circuit_breaker import Circuit
-from target_service.codec import DraftRow, decode_draft, decode_rows, encode_step
+from target_service.codec import (
+    DraftRow,
+    StepRow,
+    decode_draft,
+    decode_rows,
+    encode_step,
+    split_steps,
+)
 from target_service.draft_wait import MAX_EXTRA_SECONDS, DraftWait
 from target_service.drafts import NOTHING_COLLECTED, Collected
 from target_service.link_mailbox import LinkMailbox
@@ -24,6 +32,9 @@ DRAFTING_SHARE = 0.9
 # How often a patient wait looks whether anybody else wants something.
 PATIENT_SLICE_SECONDS = 0.02
 
+# More unsent messages than this, and features that can wait do.
+CONGESTED_MESSAGES = 8
+
 # Queues messages for the stream of an epoch; they are dropped if it is gone by then.
 Send = Callable[[int, Sequence[draft_pb2.LinkRequest]], None]
 
@@ -36,6 +47,7 @@ class LinkedDrafts:
         *,
         mailbox: LinkMailbox,
         send: Send,
+        num_unsent: Callable[[], int],
         target_boot_id: int,
         num_slots: int,
         vocab_size: int,
@@ -44,6 +56,7 @@ class LinkedDrafts:
     ) -> None:
         self._mailbox = mailbox
         self._send = send
+        self._num_unsent = num_unsent
         self._num_slots = num_slots
         self._target_boot_id = target_boot_id
         self._vocab_size = vocab_size
@@ -52,7 +65,11 @@ class LinkedDrafts:
         self._slots = SlotTable(num_slots)
         self._told = Told(target_boot_id, self._slots)
         self._view = mailbox.view()
+        # Stays while the link is down: the features of what runs are there when it is back.
+        self._tap: FeatureTap | None = None
         self._step_id = 0
+        # The Step that asked for the drafts to come.
+        self._asked_step_id = 0
         # What was asked for last, by the sequence's arrival.
         self._asked_lengths: dict[int, int] = {}
         # When the wait for it is over, in time.perf_counter seconds.
@@ -95,32 +112,29 @@ class LinkedDrafts:
         lengths = [
             min(draft_lengths[sequence.arrival], view.max_draft_length) for sequence in wanted
         ]
-        opens, rows, asked = self._told.catch_up(wanted, lengths, view)
-        messages.extend(opens)
-        if rows:
+        news = self._told.catch_up(wanted, lengths, view, is_congested=self._is_congested())
+        messages.extend(news.opens)
+        if news.rows:
             self._asked_lengths = {
                 sequence.arrival: row.draft_length
-                for sequence, row in zip(asked, rows, strict=True)
+                for sequence, row in zip(news.asked, news.rows, strict=True)
             }
-            self._step_id += 1
             wait = patience_seconds or self._wait_seconds(decode_rows)
+            late_after = max(self._wait.plain_seconds(decode_rows) + MAX_EXTRA_SECONDS, wait)
+            deadline_us = int((wait or late_after) * DRAFTING_SHARE * 1e6)
+            messages.extend(self._steps(news.rows, deadline_us))
+            self._asked_step_id = self._step_id
             self._wait_until = time.perf_counter() + wait
             self._is_patient = patience_seconds > 0
-            late_after = max(self._wait.plain_seconds(decode_rows) + MAX_EXTRA_SECONDS, wait)
-            messages.append(
-                draft_pb2.LinkRequest(
-                    step=encode_step(
-                        target_boot_id=self._target_boot_id,
-                        stream_epoch=view.stream_epoch,
-                        step_id=self._step_id,
-                        deadline_us=int((wait or late_after) * DRAFTING_SHARE * 1e6),
-                        rows=rows,
-                    )
-                )
-            )
-            self._mailbox.asked(self._step_id, late_after)
+            self._mailbox.asked(self._asked_step_id, late_after)
+        # Behind what is asked for, which must not wait for them.
+        messages.extend(self._steps(news.feeding_rows, 0))
         if messages:
             self._send(view.stream_epoch, messages)
+
+    def tap(self) -> FeatureTap | None:
+        self._follow_stream()
+        return self._tap
 
     def collect(
         self, sequences: Sequence[TokenSequence], *, has_news: Callable[[], bool]
@@ -150,10 +164,15 @@ class LinkedDrafts:
             self._asked_lengths.clear()
             return
         self._follow_stream()
-        if self._view.stream_epoch:
-            messages = self._told.held_back(self._view)
-            if messages:
-                self._send(self._view.stream_epoch, messages)
+        view = self._view
+        if not view.stream_epoch:
+            return
+        messages = self._told.held_back(view)
+        if view.features is not None and self._circuit() != Circuit.OPEN:
+            news = self._told.catch_up((), (), view, is_congested=self._is_congested())
+            messages.extend(self._steps(news.feeding_rows, 0))
+        if messages:
+            self._send(view.stream_epoch, messages)
 
     def observe(
         self,
@@ -184,7 +203,7 @@ class LinkedDrafts:
             left = max(self._wait_until - time.perf_counter(), 0.0)
             # A patient wait ends as soon as anybody else wants something.
             slice_seconds = min(left, PATIENT_SLICE_SECONDS) if self._is_patient else left
-            if self._mailbox.wait_for(self._step_id, epoch, slice_seconds):
+            if self._mailbox.wait_for(self._asked_step_id, epoch, slice_seconds):
                 return True
             is_over = left <= slice_seconds or has_news()
             if is_over or self._mailbox.view().stream_epoch != epoch:
@@ -196,10 +215,45 @@ class LinkedDrafts:
 
     def _follow_stream(self) -> None:
         view = self._mailbox.view()
-        if view.stream_epoch != self._view.stream_epoch:
-            self._view = view
-            self._told.start_stream()
-            self._asked_lengths.clear()
+        if view.stream_epoch == self._view.stream_epoch:
+            return
+        if self._view.features is not None:
+            self._view.features.close()
+        self._view = view
+        if view.stream_epoch:
+            self._tap = None if view.features is None else view.features.tap
+        self._told.start_stream(view)
+        self._asked_lengths.clear()
+
+    def _is_congested(self) -> bool:
+        return self._num_unsent() > CONGESTED_MESSAGES
+
+    def _steps(self, rows: Sequence[StepRow], deadline_us: int) -> list[draft_pb2.LinkRequest]:
+        """The rows as one message, or as many as their features need; the last one asks."""
+        if not rows:
+            return []
+        features = self._view.features
+        ring = None if features is None else features.ring
+        parts = [rows] if features is None else split_steps(rows, features.rows_per_message)
+        messages = []
+        for part in parts:
+            self._step_id += 1
+            step = encode_step(
+                target_boot_id=self._target_boot_id,
+                stream_epoch=self._view.stream_epoch,
+                step_id=self._step_id,
+                deadline_us=deadline_us,
+                rows=part,
+                ring=ring,
+            )
+            messages.append(draft_pb2.LinkRequest(step=step))
+            self._statistics.step_message_bytes += step.ByteSize()
+            if features is not None:
+                count = sum(len(row.features.rows) for row in part if row.features is not None)
+                self._statistics.count_features(
+                    transport=features.transport, rows=count, size=count * features.row_bytes
+                )
+        return messages
 
     def _take(
         self,

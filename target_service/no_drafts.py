@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+from outrider.engine.feature_tap import FeatureTap
 from target_service.drafts import NOTHING_COLLECTED, Collected
 from target_service.policy import NO_DRAFT_SERVICE
 from target_service.sequence import Sequence as TokenSequence
@@ -18,6 +19,9 @@ class NoDrafts:
 
     def stopped(self, sequence: TokenSequence) -> None:
         pass
+
+    def tap(self) -> FeatureTap | None:
+        return None
 
     def ask(
         self,

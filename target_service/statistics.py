@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from outrider.v1 import target_pb2
 from target_service.codec import DROP_REASONS, RECEIVED_KINDS, SENT_KINDS
+from target_service.link_features import TRANSPORTS
 from target_service.policy import BYPASS_REASONS
 
 STEP_BOUNDS_SECONDS = tuple(
@@ -65,6 +66,9 @@ class Statistics:
             }
         )
         self.draft_rows_dropped = Counter(dict.fromkeys(DROP_REASONS, 0))
+        self.feature_rows = Counter(dict.fromkeys(TRANSPORTS, 0))
+        self.feature_bytes = Counter(dict.fromkeys(TRANSPORTS, 0))
+        self.step_message_bytes = 0
         self.link_round_trip = Durations()
         self.plain_step = Durations()
         self.speculative_step = Durations()
@@ -76,6 +80,11 @@ class Statistics:
         self.accepted_tokens += accepted_length
         for position in range(accepted_length):
             self.accepted_per_position[position] += 1
+
+    def count_features(self, *, transport: str, rows: int, size: int) -> None:
+        """Feature rows of one message, with the bytes that they have."""
+        self.feature_rows[transport] += rows
+        self.feature_bytes[transport] += size
 
     def count_step(self, *, is_speculative: bool, seconds: float) -> None:
         """One step of the engine."""
@@ -118,6 +127,9 @@ class Statistics:
             speculative_step_seconds=self.speculative_step.to_message(),
             preemptions=preemptions,
             emitted_tokens=self.emitted_tokens,
+            feature_rows=_labelled(self.feature_rows.copy().items()),
+            feature_bytes=_labelled(self.feature_bytes.copy().items()),
+            step_message_bytes=self.step_message_bytes,
         )
 
 

@@ -121,7 +121,7 @@ class StepLoop:
             self._count_bypass(batch.decode_rows, collected)
             with self._activity("verify") if batch.is_speculative else nullcontext():
                 forward_started = time.perf_counter()
-                logits = batch.forward(self._runner)
+                logits = batch.forward(self._runner, self._drafts.tap())
                 forward_seconds = time.perf_counter() - forward_started
                 outcomes = self._commit(batch, logits)
             self._ask()

@@ -5,7 +5,7 @@ It knows neither links nor messages. Everything here runs on one thread.
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from outrider.engine.sampling import Sampling
@@ -18,7 +18,10 @@ class FeatureNeeds:
     layer_ids: tuple[int, ...]  # residual stream entering these decoder layers
     width: int  # numbers of a projected row
     dtype: str  # bfloat16 or float16
-    projection_sha256: str
+    projection_sha256: str  # of `projection`
+    target_hidden_size: int  # width of the residual stream that the projection takes
+    # What the target runs at the end of its step: safetensors, as load_projection reads them.
+    projection: bytes = field(repr=False)
 
     @property
     def row_bytes(self) -> int:

@@ -103,10 +103,19 @@ def _links(links: list[dict[str, Any]]) -> Table:
             link["drafter"],
             f"{1000 * link['round_trip_p50_seconds']:.2f} ms",
             f"{1000 * link['round_trip_p95_seconds']:.2f} ms",
-            link["feature_transport"],
-            Text(one_line(link["reason"])),
+            _features(link),
+            Text(
+                "; ".join(one_line(link[field]) for field in ("alert", "reason") if link[field]),
+                style="yellow" if link["alert"] else "",
+            ),
         )
     return table
+
+
+def _features(link: dict[str, Any]) -> str:
+    """How features travel and, where they do, the layers that they are made of."""
+    layer_ids = ", ".join(map(str, link["feature_layer_ids"]))
+    return f"{link['feature_transport']} of {layer_ids}" if layer_ids else link["feature_transport"]
 
 
 def _table(*columns: str) -> Table:

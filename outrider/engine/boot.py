@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from outrider.engine.attention.cpu_probe import build_cpu_attention
-from outrider.engine.config import EngineConfig, resolve_dtype, validate
+from outrider.engine.config import EngineConfig, resolve_dtype, resolve_feature_layers, validate
 from outrider.engine.errors import CheckpointError, ConfigError
 from outrider.engine.first_decode import FirstDecode, decode_once, measure_steps
 from outrider.engine.gguf_source import open_gguf, read_gguf_config
@@ -70,6 +70,7 @@ class Engine:
     model_config: ModelConfig
     limits: EngineLimits
     runner: Runner
+    feature_layers: tuple[int, ...]  # that features may be made of
     block_pool: BlockPool
     first_decode: FirstDecode
     dtype: str
@@ -83,6 +84,7 @@ def boot(config: EngineConfig, report: BootReport) -> Engine:
     validate(config)
     dtype = resolve_dtype(config.dtype)
     model_config, source = read_model(config.model_path)
+    feature_layers = resolve_feature_layers(config.feature_layers, model_config.num_layers)
     report.note(f"{model_config.family}, {model_config.num_layers} layers, {dtype}")
 
     report.enter(Stage.WEIGHTS)
@@ -133,6 +135,7 @@ def boot(config: EngineConfig, report: BootReport) -> Engine:
             step_seconds=step_seconds,
         ),
         runner=runner,
+        feature_layers=feature_layers,
         block_pool=block_pool,
         first_decode=first_decode,
         dtype=str(dtype).removeprefix("torch."),

@@ -22,6 +22,8 @@ class EngineConfig:
     block_size: int = 32  # tokens per KV block
     max_sequence_length: int | None = None  # None: as long as the model and the cache allow
     max_step_rows: int = 512  # most rows (tokens) in one forward
+    # Layers whose input features may be made of; none: see resolve_feature_layers.
+    feature_layers: tuple[int, ...] = ()
 
 
 def validate(config: EngineConfig) -> None:
@@ -42,6 +44,24 @@ def validate(config: EngineConfig) -> None:
         )
     if config.kv_cache_bytes < 1:
         raise ConfigError(f"kv_cache_bytes is {config.kv_cache_bytes}: must be positive")
+
+
+def resolve_feature_layers(layer_ids: tuple[int, ...], num_layers: int) -> tuple[int, ...]:
+    """The layers that features may be made of, ascending: those asked for, or else 2, L/2 and L-3,
+    as EAGLE-3 heads are trained for.
+
+    With fewer than 7 layers these coincide or do not exist: then those that are left. Raises
+    ConfigError for a layer that the model does not have.
+    """
+    for layer_id in layer_ids:
+        if not 0 <= layer_id < num_layers:
+            raise ConfigError(
+                f"feature_layers names layer {layer_id}: must be below {num_layers}, "
+                "the model's number of layers"
+            )
+    usual = (2, num_layers // 2, num_layers - 3)
+    chosen = layer_ids or tuple(layer_id for layer_id in usual if 0 <= layer_id < num_layers)
+    return tuple(sorted(set(chosen)))
 
 
 def resolve_dtype(name: str) -> torch.dtype:

@@ -7,7 +7,9 @@ import torch.nn.functional as F
 
 from outrider.engine.attention.interface import AttentionPlan
 from outrider.engine.elementwise import row_slices
+from outrider.engine.feature_tap import FeatureTap
 from outrider.engine.model_config import ModelConfig
+from outrider.engine.rope import rotate_in_place
 from outrider.engine.weights import DecoderWeights, Layer
 
 
@@ -20,12 +22,20 @@ class Decoder:
     rotations: torch.Tensor  # complex64 [max_sequence_length, head_dim / 2]
 
     def hidden_states(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        plan: AttentionPlan,
+        tap: FeatureTap | None = None,
     ) -> torch.Tensor:
-        """The residual stream after the last layer, [rows, hidden_size]."""
+        """The residual stream after the last layer, [rows, hidden_size]. A tap copies what enters
+        its layers and changes nothing.
+        """
         rotations = self.rotations.index_select(0, positions).unsqueeze(1)
         hidden = self.weights.embedding(token_ids)
         for index, layer in enumerate(self.weights.layers):
+            if tap is not None:
+                tap.capture(index, hidden)
             qkv = layer.qkv(layer.input_norm(hidden))
             self.rotate(layer, qkv, rotations)
             hidden += layer.output(plan.attend(index, qkv))
@@ -41,12 +51,7 @@ class Decoder:
         config = self.config
         num_rotated = config.num_heads + config.num_kv_heads
         heads = qkv.view(qkv.shape[0], -1, config.head_dim)[:, :num_rotated]
-        for rows in row_slices(qkv.shape[0], num_rotated * config.head_dim // 2):
-            part = heads[rows]
-            states = part if layer.qk_norm is None else layer.qk_norm(part)
-            pairs = states.float().view(*states.shape[:2], config.head_dim // 2, 2)
-            rotated = torch.view_as_complex(pairs) * rotations[rows]
-            part.copy_(torch.view_as_real(rotated).view(states.shape))
+        rotate_in_place(heads, rotations, layer.qk_norm)
 
 
 def gated(gate_up: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,9 @@ import torch
 
 from outrider.engine.attention.interface import Attention
 from outrider.engine.errors import StepError
+from outrider.engine.feature_projection import FeatureProjection
+from outrider.engine.feature_store import FeatureStore
+from outrider.engine.feature_tap import FeatureTap
 from outrider.engine.model import Decoder
 from outrider.engine.step import SequenceRows, lay_out
 
@@ -29,18 +32,35 @@ class Runner:
     max_sequence_length: int
     max_step_rows: int
 
-    def forward(self, batch: Sequence[SequenceRows]) -> np.ndarray:
+    def forward(self, batch: Sequence[SequenceRows], tap: FeatureTap | None = None) -> np.ndarray:
         """Run a step's rows; returns float32 logits [sum of num_logits, vocab_size], in order.
 
-        Keys and values of all rows are in the cache afterwards. A sequence's rows give the same
-        bits whatever else is in the batch. Raises StepError for rows beyond the engine's limits.
+        Keys and values of all rows are in the cache afterwards, and their features in the tap's
+        store. A sequence's rows give the same bits whatever else is in the batch, with a tap or
+        without. Raises StepError for rows beyond the engine's limits.
         """
         self._check(batch)
         rows = lay_out(batch, block_size=self.block_size, row_multiple=self.row_multiple)
         with torch.inference_mode():
             plan = self.attention.plan(rows)
-            hidden = self.decoder.hidden_states(rows.token_ids, rows.positions, plan)
+            hidden = self.decoder.hidden_states(rows.token_ids, rows.positions, plan, tap)
+            if tap is not None:
+                num_tokens = sum(len(sequence.token_ids) for sequence in batch)
+                tap.keep(rows.slot_mapping, num_tokens)
             return self._logits(hidden, rows.logit_rows)
+
+    def make_tap(self, projection: FeatureProjection) -> FeatureTap:
+        """A tap for this runner's forwards, with nothing kept yet. May be called on any thread."""
+        padded_rows = -(-self.max_step_rows // self.row_multiple) * self.row_multiple
+        return FeatureTap(
+            projection,
+            FeatureStore(
+                num_blocks=self.num_blocks, block_size=self.block_size, width=projection.width
+            ),
+            hidden_size=self.decoder.config.hidden_size,
+            max_rows=padded_rows,
+            dtype=self.decoder.weights.embedding.weight.dtype,
+        )
 
     def _logits(self, hidden: torch.Tensor, logit_rows: torch.Tensor) -> np.ndarray:
         count = len(logit_rows)

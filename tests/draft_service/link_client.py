@@ -47,6 +47,8 @@ def hello(target_boot_id: int = 7, stream_epoch: int = 1, **changes: object) -> 
         owner = message if name in message.DESCRIPTOR.fields_by_name else message.identity
         if name == "eos_token_ids":
             owner.eos_token_ids[:] = value
+        elif name == "features":
+            owner.features.CopyFrom(value)
         else:
             setattr(owner, name, value)
     return message
@@ -189,8 +191,8 @@ def open_of(
         sampling=sampling_pb2.SamplingParameters(temperature=0.0, seed=1),
     )
     for name, value in changes.items():
-        if name == "sampling":
-            message.sampling.CopyFrom(value)
+        if name in ("sampling", "features"):
+            getattr(message, name).CopyFrom(value)
         else:
             setattr(message, name, value)
     return message

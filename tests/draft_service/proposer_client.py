@@ -10,14 +10,22 @@ from draft_service.counters import Counters
 from draft_service.drafters.drafter import Drafter
 from draft_service.link_sessions import terms_of
 from draft_service.proposer import Proposer
+from outrider.serving.shared_ring import SharedRing
 from outrider.v1 import draft_pb2
+
+MOST_PIECES = 10_000
 
 
 class Driver:
     """One target's stream into a Proposer."""
 
     def __init__(
-        self, drafter: Drafter, *, max_sequences: int = 100, message: draft_pb2.Hello | None = None
+        self,
+        drafter: Drafter,
+        *,
+        max_sequences: int = 100,
+        message: draft_pb2.Hello | None = None,
+        feature_ring: SharedRing | None = None,
     ) -> None:
         self.counters = Counters()
         self.proposer = Proposer(
@@ -28,7 +36,7 @@ class Driver:
             counters=self.counters,
         )
         self.client = Client(call=None, hello=message or hello())
-        self.terms = terms_of(self.client.hello)
+        self.terms = terms_of(self.client.hello, feature_ring)
         self.proposer.attach(self.terms)
 
     def receive(self, **kind: object) -> None:
@@ -52,8 +60,11 @@ class Driver:
         )
 
     def prepare(self) -> None:
-        while self.proposer.has_unprepared:
+        for _ in range(MOST_PIECES):
+            if not self.proposer.has_unprepared:
+                return
             self.proposer.prepare()
+        raise AssertionError("preparation does not come to an end")
 
     def step(self, *rows: Row, **changes: object) -> draft_pb2.Draft:
         self.receive(step=self.client.step_of(*rows, **changes))

@@ -1,6 +1,7 @@
 """A target that does not fit is refused by the name of the first field that does not."""
 
 from contextlib import suppress
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -8,11 +9,24 @@ from draft_server import run, running
 from link_client import Client, connect, hello, raw_stream
 
 from draft_service.drafters.drafter import DrafterOffer, FeatureNeeds
-from draft_service.handshake import DraftIdentity, hello_reply, refusal_of
+from draft_service.handshake import (
+    PROJECTION_CHUNK_BYTES,
+    DraftIdentity,
+    hello_reply,
+    projection_messages,
+    refusal_of,
+)
 from outrider.v1 import draft_pb2
 
 IDENTITY = DraftIdentity(vocab_size=1000, tokenizer_sha256="a" * 64, eos_token_ids=(0,))
-NEEDS = FeatureNeeds(layer_ids=(2, 15, 27), width=64, dtype="bfloat16", projection_sha256="f")
+NEEDS = FeatureNeeds(
+    layer_ids=(2, 15, 27),
+    width=64,
+    dtype="bfloat16",
+    projection_sha256="f",
+    target_hidden_size=96,
+    projection=b"weights",
+)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +84,7 @@ def test_a_model_drafter_refuses_another_models_tokens(changes: dict, field: str
 
 
 def test_a_drafter_that_needs_features_says_so_and_refuses_a_target_without_them() -> None:
-    message = hello()
+    message = hello(hidden_size=96)
     assert refusal_of(message, None, NEEDS).field == "features.layer_ids"
     message.features.CopyFrom(draft_pb2.FeatureOffer(layer_ids=[1, 2, 15, 27], dtypes=["float16"]))
     assert refusal_of(message, None, NEEDS).field == "features.dtypes"
@@ -86,6 +100,56 @@ def test_a_drafter_that_needs_features_says_so_and_refuses_a_target_without_them
     reply = hello_reply(message, offer=offer, draft_boot_id=1, refusal=None).hello
     assert list(reply.features.layer_ids) == [2, 15, 27]
     assert (reply.features.width, reply.features.transport) == (64, "inline")
+    assert reply.features.shared_memory_name == ""
+    reply = hello_reply(
+        message, offer=offer, draft_boot_id=1, refusal=None, shared_memory_name="outrider-1"
+    ).hello
+    assert (reply.features.transport, reply.features.shared_memory_name) == (
+        "shared_memory",
+        "outrider-1",
+    )
+
+
+@pytest.mark.parametrize("hidden_size", [0, 95, 288])
+def test_a_target_of_another_width_than_the_projection_takes_is_refused(hidden_size: int) -> None:
+    offer = draft_pb2.FeatureOffer(layer_ids=[2, 15, 27], dtypes=["bfloat16"])
+    assert refusal_of(hello(features=offer, hidden_size=96), None, NEEDS) is None
+    refusal = refusal_of(hello(features=offer, hidden_size=hidden_size), None, NEEDS)
+    assert (refusal.field, refusal.target_value, refusal.draft_value) == (
+        "identity.hidden_size",
+        str(hidden_size),
+        "96",
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "pieces"),
+    [
+        (0, [0]),
+        (7, [7]),
+        (PROJECTION_CHUNK_BYTES, [PROJECTION_CHUNK_BYTES]),
+        (PROJECTION_CHUNK_BYTES + 1, [PROJECTION_CHUNK_BYTES, 1]),
+    ],
+)
+def test_the_projection_follows_in_pieces_of_which_one_is_last(
+    size: int, pieces: list[int]
+) -> None:
+    projection = (bytes(range(251)) * (size // 251 + 1))[:size]
+    messages = [
+        message.feature_projection
+        for message in projection_messages(replace(NEEDS, projection=projection))
+    ]
+    assert [len(message.chunk) for message in messages] == pieces
+    assert [message.is_last for message in messages] == [False] * (len(pieces) - 1) + [True]
+    assert b"".join(message.chunk for message in messages) == projection
+
+
+def test_no_projection_follows_where_no_features_are_needed() -> None:
+    assert list(projection_messages(None)) == []
+
+
+def test_a_projection_is_not_part_of_what_is_logged() -> None:
+    assert "weights" not in repr(NEEDS)
 
 
 def test_the_reply_says_what_the_drafter_is() -> None:

@@ -139,7 +139,7 @@ def test_a_proposal_that_fails_after_serving_ends_the_process_with_an_error(acti
         (["--no-such-flag", "1"], "no-such-flag"),
         (["--draft", "eagle9"], "draft"),
         (["--draft", "standalone"], "draft-model is ''"),
-        (["--draft-model", "x"], "draft-model is 'x'"),
+        (["--draft", "ngram", "--draft-model", "x"], "draft-model is 'x'"),
         (["--max-sequences", "0"], "max-sequences is '0'"),
         (["--inject-fault", "draft:nowhere:raise"], "nowhere"),
     ],

@@ -9,7 +9,6 @@ from fake_runner import FakeRunner, next_token, pool_of
 from link_client import Row, drafts_in, hello, open_of
 from proposer_client import Driver
 
-from draft_service.drafters.drafter import DrafterOffer, FeatureNeeds, FeatureRows
 from draft_service.drafters.ngram_drafter import NgramDrafter, NgramSequence
 from draft_service.drafters.standalone import StandaloneDrafter, StandaloneSequence
 from draft_service.link_sessions import terms_of
@@ -182,57 +181,6 @@ def test_drafts_end_at_the_longest_sequence() -> None:
     draft = drafts_in(driver.step(Row(0, [*text, 1])))
     assert draft == {0: []}
     assert driver.client.rows_seen("refuse") == [(0, 1, TOO_LONG)]
-
-
-class FeatureDrafter(NgramDrafter):
-    """Needs features, and keeps what it was given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        needs = FeatureNeeds(layer_ids=(1,), width=2, dtype="bfloat16", projection_sha256="f")
-        self.offer = DrafterOffer(
-            name="fake",
-            fingerprint="",
-            max_draft_length=8,
-            max_sequence_length=100,
-            feature_needs=needs,
-        )
-        self.given: list[FeatureRows] = []
-
-    def add_features(self, state: NgramSequence, features: FeatureRows) -> bool:
-        self.given.append(features)
-        return True
-
-
-def test_features_reach_a_drafter_that_needs_them_with_their_positions() -> None:
-    drafter = FeatureDrafter()
-    driver = Driver(drafter)
-    features = draft_pb2.Features(first_position=0, inline_rows=b"x" * 64, row_count=16)
-    driver.receive(
-        open=draft_pb2.OpenBatch(
-            **driver.client.stamps(),
-            sequences=[
-                draft_pb2.Open(
-                    slot=0,
-                    generation=1,
-                    token_ids=pack(TEXT, "<i4"),
-                    prefix_hash=open_of(0, TEXT).prefix_hash,
-                    features=features,
-                )
-            ],
-        )
-    )
-    driver.open((1, TEXT))
-    driver.step(Row(0, [*TEXT, 10, 11], 2), Row(1, [*TEXT, 10]), inline_features=b"aaaabbbbcccc")
-    assert drafter.given == [
-        FeatureRows(first_position=0, rows=b"x" * 64),
-        FeatureRows(first_position=16, rows=b"aaaabbbb"),
-        FeatureRows(first_position=16, rows=b"cccc"),
-    ]
-    # A column that does not fit is left out; the tokens count all the same.
-    driver.step(Row(0, [*TEXT, 10, 11, 12]), inline_features=b"aaa")
-    assert len(drafter.given) == 3
-    assert driver.client.rows_seen("resync") == []
 
 
 def test_features_are_ignored_where_none_are_needed() -> None:

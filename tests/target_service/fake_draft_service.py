@@ -1,7 +1,7 @@
 """A draft service for tests whose every answer can be bent."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -36,6 +36,9 @@ class FakeDraftService(draft_pb2_grpc.DraftServiceServicer):
     delay_seconds: float = 0.0
     refusal: draft_pb2.Refusal | None = None
     answers_pings: bool = True
+    # What it needs of features, and what it sends behind its answer to Hello.
+    needs: draft_pb2.FeatureNeeds | None = None
+    projection: Sequence[draft_pb2.LinkResponse] = ()
     forgets: bool = False
     num_streams: int = 0
     held: dict[tuple[int, int], HeldSequence] = field(default_factory=dict)
@@ -52,6 +55,8 @@ class FakeDraftService(draft_pb2_grpc.DraftServiceServicer):
             if kind == "hello":
                 self.hello = request.hello
                 yield draft_pb2.LinkResponse(hello=self._reply(request.hello))
+                for piece in self.projection:
+                    yield piece
             elif kind == "open":
                 for row in request.open.sequences:
                     sampling = row.sampling
@@ -81,6 +86,7 @@ class FakeDraftService(draft_pb2_grpc.DraftServiceServicer):
             drafter="fake",
             max_draft_length=hello.max_draft_length,
             max_sequence_length=10_000,
+            features=self.needs,
         )
 
     async def _answer(self, step: draft_pb2.Step) -> AsyncIterator[draft_pb2.LinkResponse]:

@@ -28,6 +28,9 @@ class FakeDrafts:
     def stopped(self, sequence: TokenSequence) -> None:
         self.live.remove(sequence.arrival)
 
+    def tap(self) -> None:
+        return None
+
     def ask(
         self,
         sequences: Sequence[TokenSequence],

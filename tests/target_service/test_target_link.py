@@ -10,15 +10,18 @@ from contextlib import asynccontextmanager, nullcontext
 import grpc
 import numpy as np
 import pytest
+import torch
 from fake_draft_service import FakeDraftService
-from fake_engine import VOCAB_SIZE, FakeRunner, oracle
+from fake_engine import HIDDEN_SIZE, VOCAB_SIZE, FakeRunner, oracle
 from test_step_loop import Collector
 
+from outrider.engine.feature_projection import load_projection
 from outrider.engine.kv_cache import BlockPool
 from outrider.engine.sampling import Sampling
 from outrider.v1 import draft_pb2, draft_pb2_grpc, status_pb2
 from target_service.draft_link import DraftLink
 from target_service.draft_wait import DraftWait
+from target_service.feature_intake import FeatureIntake
 from target_service.link_mailbox import LinkMailbox
 from target_service.linked_drafts import LinkedDrafts
 from target_service.policy import Policy
@@ -30,26 +33,37 @@ from target_service.step_loop import StepLoop
 BOOT_ID = 99
 DRAFT_LENGTH = 4
 STEP_SECONDS = 0.004
+NUM_BLOCKS = 256
+OFFERED_LAYERS = (2, 4, 5)
 
 
 class SlowRunner(FakeRunner):
     """Takes as long as a small model would, so that time limits mean something."""
 
-    def forward(self, batch):  # type: ignore[no-untyped-def]
+    def forward(self, batch, tap=None):  # type: ignore[no-untyped-def]
         time.sleep(STEP_SECONDS)
-        return super().forward(batch)
+        return super().forward(batch, tap)
 
 
 class Target:
     """The target's inside with a real link, and the fake model for an engine."""
 
-    def __init__(self, address: str, num_slots: int = 8) -> None:
+    def __init__(self, address: str, num_slots: int = 8, transport: str = "auto") -> None:
+        runner = SlowRunner(8, 64)
         self.statistics = Statistics(DRAFT_LENGTH)
         self.statuses: list[status_pb2.LinkStatus] = []
         self.mailbox = LinkMailbox(self.statistics)
         self.link = DraftLink(
             address=address,
             hello=draft_pb2.Hello(target_boot_id=BOOT_ID, max_draft_length=DRAFT_LENGTH),
+            intake=FeatureIntake(
+                layer_ids=OFFERED_LAYERS,
+                hidden_size=HIDDEN_SIZE,
+                transport=transport,
+                load=lambda data: runner.make_tap(
+                    load_projection(data, hidden_size=HIDDEN_SIZE, dtype=torch.float32), NUM_BLOCKS
+                ),
+            ),
             mailbox=self.mailbox,
             statistics=self.statistics,
             on_status=self.statuses.append,
@@ -57,6 +71,7 @@ class Target:
         self.drafts = LinkedDrafts(
             mailbox=self.mailbox,
             send=self.link.send,
+            num_unsent=self.link.num_unsent,
             target_boot_id=BOOT_ID,
             num_slots=num_slots,
             vocab_size=VOCAB_SIZE,
@@ -64,7 +79,7 @@ class Target:
             statistics=self.statistics,
         )
         self.scheduler = Scheduler(
-            BlockPool(256),
+            BlockPool(NUM_BLOCKS),
             SchedulerBounds(
                 max_running_sequences=num_slots,
                 max_waiting_sequences=64,
@@ -75,7 +90,7 @@ class Target:
             on_preempt=self.drafts.stopped,
         )
         self.loop = StepLoop(
-            runner=SlowRunner(8, 64),  # type: ignore[arg-type]
+            runner=runner,  # type: ignore[arg-type]
             scheduler=self.scheduler,
             drafts=self.drafts,
             statistics=self.statistics,
@@ -134,10 +149,12 @@ async def serve(service: FakeDraftService, port: int = 0) -> tuple[grpc.aio.Serv
 
 
 @asynccontextmanager
-async def linked(service: FakeDraftService) -> AsyncIterator[tuple[Target, grpc.aio.Server, int]]:
+async def linked(
+    service: FakeDraftService, transport: str = "auto"
+) -> AsyncIterator[tuple[Target, grpc.aio.Server, int]]:
     random.seed(3)
     server, port = await serve(service)
-    target = Target(f"127.0.0.1:{port}")
+    target = Target(f"127.0.0.1:{port}", transport=transport)
     link = asyncio.create_task(target.link.run())
     threading.Thread(target=target.loop.run, daemon=True).start()
     try:
