@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from draft_service.config import DraftConfig
 from draft_service.drafters.drafter import Drafter
+from draft_service.drafters.hybrid import HybridDrafter
 from draft_service.drafters.ngram_drafter import NgramDrafter
 from draft_service.first_draft import FirstDraft, FirstDraftError, first_draft
 from draft_service.handshake import DraftIdentity
@@ -73,7 +74,6 @@ def boot_model_drafter(config: DraftConfig, report: Lifecycle[Any]) -> BootedDra
     report.note(evidence.words())
     drafter = booted.drafter
     if config.draft == "hybrid":
-        from draft_service.drafters.hybrid import HybridDrafter
         drafter = HybridDrafter(NgramDrafter(), booted.drafter)
         report.note(f"with n-grams: {first_draft(drafter, vocab_size=vocab_size).words()}")
     return BootedDrafter(

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from draft_service.drafters.drafter import DrafterOffer, FeatureRows, Proposal, Wish
+from draft_service.drafters.pace import ANSWER_SECONDS, MAX_BACKLOG, rows_within
 from outrider.engine.errors import CacheFull
 from outrider.engine.kv_cache import BlockPool
 from outrider.engine.runner import Runner, SequenceRows
@@ -19,13 +20,6 @@ from outrider.engine.sampling import Sampling, sample
 
 NAME = "standalone"
 MAX_DRAFT_LENGTH = 32
-
-# Fewest rows of one piece of prefill, whatever they cost.
-MIN_PREFILL_ROWS = 8
-# What an answer needs on its way.
-ANSWER_SECONDS = 0.001
-# Committed tokens that are run together with a proposal's first forward.
-MAX_BACKLOG = 16
 
 
 class StandaloneSequence:
@@ -135,14 +129,7 @@ class StandaloneDrafter:
 
     def rows_within(self, seconds: float) -> int:
         """Rows of a forward of about so many seconds, by what boot measured."""
-        rows = max(
-            (rows for rows, cost in self._step_seconds if cost <= seconds), default=MIN_PREFILL_ROWS
-        )
-        most_rows, most_seconds = self._step_seconds[-1]
-        if rows == most_rows:
-            # Beyond what was measured the cost grows with the rows.
-            rows = int(most_rows * seconds / most_seconds)
-        return min(max(rows, MIN_PREFILL_ROWS), self._runner.max_step_rows)
+        return rows_within(seconds, self._step_seconds, self._runner.max_step_rows)
 
     def propose(self, wishes: Sequence[Wish[StandaloneSequence]]) -> list[Proposal]:
         """Draws up to that many tokens for each.

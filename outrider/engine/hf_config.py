@@ -20,25 +20,29 @@ Settings = Mapping[str, Any]
 def read_hf_config(directory: Path) -> ModelConfig:
     """Parse a checkpoint directory's description; raises ConfigError naming the setting."""
     settings = read_json(directory / "config.json")
+    return model_config_of(settings, eos_token_ids=_eos_token_ids(directory, settings))
+
+
+def model_config_of(settings: Settings, *, eos_token_ids: tuple[int, ...]) -> ModelConfig:
+    """The decoder that a config.json describes; raises ConfigError naming the setting."""
     family = settings.get("model_type")
     if family not in FAMILIES:
         raise ConfigError(
-            f"{directory}/config.json: model_type is {family!r}: must be one of "
-            f"{', '.join(FAMILIES)}"
+            f"config.json: model_type is {family!r}: must be one of {', '.join(FAMILIES)}"
         )
     _refuse_unsupported(settings)
-    num_heads = _integer(settings, "num_attention_heads")
-    hidden_size = _integer(settings, "hidden_size")
-    max_position_embeddings = _integer(settings, "max_position_embeddings")
+    num_heads = integer(settings, "num_attention_heads")
+    hidden_size = integer(settings, "hidden_size")
+    max_position_embeddings = integer(settings, "max_position_embeddings")
     _refuse_active_sliding_window(settings, family, max_position_embeddings)
     rope = _rope_settings(settings)
     return check_model_config(
         ModelConfig(
             family=family,
-            vocab_size=_integer(settings, "vocab_size"),
+            vocab_size=integer(settings, "vocab_size"),
             hidden_size=hidden_size,
-            intermediate_size=_integer(settings, "intermediate_size"),
-            num_layers=_integer(settings, "num_hidden_layers"),
+            intermediate_size=integer(settings, "intermediate_size"),
+            num_layers=integer(settings, "num_hidden_layers"),
             num_heads=num_heads,
             num_kv_heads=_num_kv_heads(settings, family, num_heads),
             head_dim=_head_dim(settings, family, hidden_size, num_heads),
@@ -46,11 +50,11 @@ def read_hf_config(directory: Path) -> ModelConfig:
             rope_theta=_number(rope, "rope_theta", 10000.0),
             rope_scaling=_rope_scaling(rope),
             max_position_embeddings=max_position_embeddings,
-            tie_word_embeddings=_boolean(settings, "tie_word_embeddings"),
+            tie_word_embeddings=boolean(settings, "tie_word_embeddings"),
             attention_bias=family == "qwen2" or _attention_bias(settings, family),
             attention_output_bias=family != "qwen2" and _attention_bias(settings, family),
             qk_norm=family == "qwen3",
-            eos_token_ids=_eos_token_ids(directory, settings),
+            eos_token_ids=eos_token_ids,
         )
     )
 
@@ -68,7 +72,8 @@ def read_json(path: Path) -> Settings:
     return settings
 
 
-def _integer(settings: Settings, name: str) -> int:
+def integer(settings: Settings, name: str) -> int:
+    """A setting that must be there and be a whole number; raises ConfigError naming it."""
     value = settings.get(name)
     if not isinstance(value, int) or isinstance(value, bool):
         raise ConfigError(f"config.json: {name} is {value!r}: must be an integer")
@@ -84,7 +89,8 @@ def _number(settings: Settings, name: str, default: float | None = None) -> floa
     return float(value)
 
 
-def _boolean(settings: Settings, name: str) -> bool:
+def boolean(settings: Settings, name: str) -> bool:
+    """A setting that is false where it is missing; raises ConfigError naming it."""
     value = settings.get(name, False)
     if not isinstance(value, bool):
         raise ConfigError(f"config.json: {name} is {value!r}: must be true or false")
@@ -100,7 +106,7 @@ def _refuse_unsupported(settings: Settings) -> None:
             raise ConfigError(
                 f"config.json: architecture {architecture!r} is not a causal language model"
             )
-    if _boolean(settings, "mlp_bias"):
+    if boolean(settings, "mlp_bias"):
         raise ConfigError("config.json: mlp_bias is true: a bias in the MLP is not supported")
     if settings.get("quantization_config") is not None:
         raise ConfigError("config.json: quantization_config: only unquantised safetensors and GGUF")
@@ -110,19 +116,19 @@ def _refuse_unsupported(settings: Settings) -> None:
 
 
 def _attention_bias(settings: Settings, family: str) -> bool:
-    return family in ("llama", "qwen3") and _boolean(settings, "attention_bias")
+    return family in ("llama", "qwen3") and boolean(settings, "attention_bias")
 
 
 def _num_kv_heads(settings: Settings, family: str, num_heads: int) -> int:
     if family == "llama" and settings.get("num_key_value_heads") is None:
         return num_heads
-    return _integer(settings, "num_key_value_heads")
+    return integer(settings, "num_key_value_heads")
 
 
 def _head_dim(settings: Settings, family: str, hidden_size: int, num_heads: int) -> int:
     # Qwen3's head size is not derived from the hidden size, so it has no default here.
     if settings.get("head_dim") is not None or family == "qwen3":
-        return _integer(settings, "head_dim")
+        return integer(settings, "head_dim")
     if num_heads < 1 or hidden_size % num_heads:
         raise ConfigError(
             f"config.json: hidden_size is {hidden_size}: must be a multiple of "
@@ -136,9 +142,9 @@ def _refuse_active_sliding_window(settings: Settings, family: str, length: int) 
     if family == "llama" or window is None:
         return
     # Mistral's window is on whenever it is set; Qwen's needs a switch, which is off by default.
-    if family != "mistral" and not _boolean(settings, "use_sliding_window"):
+    if family != "mistral" and not boolean(settings, "use_sliding_window"):
         return
-    if _integer(settings, "sliding_window") < length:
+    if integer(settings, "sliding_window") < length:
         raise ConfigError(
             f"config.json: sliding_window is {window}: a window below max_position_embeddings, "
             f"which is {length}, is not supported"
@@ -174,7 +180,7 @@ def _rope_scaling(rope: Settings) -> RopeScaling | None:
             factor=_number(rope, "factor"),
             low_freq_factor=_number(rope, "low_freq_factor"),
             high_freq_factor=_number(rope, "high_freq_factor"),
-            original_max_position_embeddings=_integer(rope, "original_max_position_embeddings"),
+            original_max_position_embeddings=integer(rope, "original_max_position_embeddings"),
         )
         if scaling.high_freq_factor <= scaling.low_freq_factor:
             raise ConfigError(

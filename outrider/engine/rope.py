@@ -5,10 +5,13 @@ rotation is one complex product; `weights.py` brings every checkpoint's rows int
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+
+from outrider.engine.elementwise import row_slices
 
 
 class RopeScaling(Protocol):
@@ -65,3 +68,20 @@ def rotation_table(
         frequencies = scaling.apply(frequencies)
     angles = torch.outer(torch.arange(length, dtype=torch.float64), frequencies)
     return torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
+
+
+def rotate_in_place(
+    heads: torch.Tensor,
+    rotations: torch.Tensor,
+    norm: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> None:
+    """Norm (where there is one) and rotate heads [rows, heads, head_dim] by the rotations of their
+    rows, complex64 [rows, 1, head_dim / 2].
+    """
+    num_rows, num_heads, head_dim = heads.shape
+    for rows in row_slices(num_rows, num_heads * head_dim // 2):
+        part = heads[rows]
+        states = part if norm is None else norm(part)
+        pairs = states.float().view(*states.shape[:2], head_dim // 2, 2)
+        rotated = torch.view_as_complex(pairs) * rotations[rows]
+        part.copy_(torch.view_as_real(rotated).view(states.shape))

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.engine.noise import gumbel, gumbel_of_hashes, hash_vocabulary
+from outrider.engine.noise import gumbel, gumbel_of_hashes, hash_tokens, hash_vocabulary
 from outrider.engine.truncation import kept_token_ids
 
 # Below this, float64(logit) / temperature could overflow.
@@ -74,12 +74,31 @@ def sample(logits: NDArray[np.float32], sampling: Sampling, position: int) -> in
         return best
     if sampling.is_truncated:
         kept = _kept(logits, sampling, best)
-        if len(kept) == 1:
-            return int(kept[0])
-        scores = _scaled(logits[kept], sampling)
-        scores += gumbel(sampling.seed, position, kept)
-        return int(kept[scores.argmax()])
-    return _sample_all(logits, sampling, position, best)
+        return int(kept[_drawn_of_kept(logits[kept], kept, sampling, position)])
+    workspace = _workspace(len(logits), threading.get_ident())
+    hash_vocabulary(sampling.seed, position, out=workspace.hashes, scratch=workspace.scratch)
+    return _sample_all(logits, sampling, best, workspace.hashes)
+
+
+def sample_among(
+    logits: NDArray[np.float32],
+    token_ids: NDArray[np.int64],
+    sampling: Sampling,
+    position: int,
+) -> int:
+    """The index of the drawn logit, where logits[i] is that of token_ids[i], ascending.
+
+    The token is the one that `sample` draws from a row with these logits and -inf elsewhere.
+    Raises LogitsError.
+    """
+    assert len(logits) == len(token_ids), (len(logits), len(token_ids))
+    best = _checked_argmax(logits)
+    if sampling.is_greedy:
+        return best
+    if sampling.is_truncated:
+        kept = _kept(logits, sampling, best)
+        return int(kept[_drawn_of_kept(logits[kept], token_ids[kept], sampling, position)])
+    return _sample_all(logits, sampling, best, hash_tokens(sampling.seed, position, token_ids))
 
 
 def processed_log_probabilities(
@@ -124,6 +143,17 @@ def _kept(logits: NDArray[np.float32], sampling: Sampling, best: int) -> NDArray
     )
 
 
+def _drawn_of_kept(
+    logits: NDArray[np.float32], token_ids: NDArray[np.int64], sampling: Sampling, position: int
+) -> int:
+    """Gumbel-max over the few logits of these tokens; an index."""
+    if len(logits) == 1:
+        return 0
+    scores = _scaled(logits, sampling)
+    scores += gumbel(sampling.seed, position, token_ids)
+    return int(scores.argmax())
+
+
 def _scaled(logits: Any, sampling: Sampling) -> Any:
     return np.float64(logits) / sampling.temperature
 
@@ -148,8 +178,11 @@ def _workspace(vocabulary_size: int, thread_id: int) -> _Workspace:
     )
 
 
-def _sample_all(logits: NDArray[np.float32], sampling: Sampling, position: int, best: int) -> int:
-    """Gumbel-max over the whole vocabulary: a float32 bound first, exact scores of what it leaves.
+def _sample_all(
+    logits: NDArray[np.float32], sampling: Sampling, best: int, hashes: NDArray[np.uint64]
+) -> int:
+    """Gumbel-max over all logits with the noise of these hashes: a float32 bound first, exact
+    scores of what it leaves.
 
     With e = 1 - u and d = (logit - largest logit) / temperature <= 0, -log(u) >= e gives
     noise <= -log(e), so score <= largest scaled logit + log(r) with r = exp(d) / e. A token with
@@ -161,8 +194,7 @@ def _sample_all(logits: NDArray[np.float32], sampling: Sampling, position: int, 
     What float64 rounding may do to the scores is added to the slack.
     """
     workspace = _workspace(len(logits), threading.get_ident())
-    hashes, scratch, ratio = workspace.hashes, workspace.scratch, workspace.ratio
-    hash_vocabulary(sampling.seed, position, out=hashes, scratch=scratch)
+    scratch, ratio = workspace.scratch, workspace.ratio
     low, high = _PREFILTER_TEMPERATURES
     if not low <= sampling.temperature <= high:
         return _exact_argmax(logits, sampling, hashes)

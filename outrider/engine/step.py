@@ -13,10 +13,12 @@ from outrider.engine.kv_cache import PADDING_BLOCK
 class SequenceRows:
     """One sequence's rows in a step: prefill chunk, decode row or verify rows alike."""
 
-    token_ids: Sequence[int]  # run at positions start .. start + len - 1
+    token_ids: Sequence[int]  # run at places start .. start + len - 1 of the cache
     start: int  # tokens of this sequence already in the KV cache
     block_table: Sequence[int]  # covers start + len tokens
     num_logits: int  # logits wanted for the last num_logits rows
+    # Added to the places in the cache for the rotary positions: a cache may begin in mid-sequence.
+    position_offset: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +28,7 @@ class StepRows:
     sequences: Sequence[SequenceRows]
     num_rows: int  # padding included
     token_ids: torch.Tensor  # [num_rows]
-    positions: torch.Tensor  # [num_rows]
+    positions: torch.Tensor  # [num_rows], rotary
     slot_mapping: torch.Tensor  # [num_rows], block * block_size + offset
     logit_rows: torch.Tensor  # rows whose logits are wanted, in order
 
@@ -40,11 +42,11 @@ def lay_out(sequences: Sequence[SequenceRows], *, block_size: int, row_multiple:
     for rows in sequences:
         token_ids.extend(rows.token_ids)
         end = rows.start + len(rows.token_ids)
-        positions.extend(range(rows.start, end))
+        positions.extend(range(rows.start + rows.position_offset, end + rows.position_offset))
         table = rows.block_table
         slots.extend(
-            table[position // block_size] * block_size + position % block_size
-            for position in range(rows.start, end)
+            table[place // block_size] * block_size + place % block_size
+            for place in range(rows.start, end)
         )
         logit_rows.extend(range(len(token_ids) - rows.num_logits, len(token_ids)))
     padding = -len(token_ids) % row_multiple

@@ -38,16 +38,30 @@ class SafetensorsSource:
         return frozenset(self._files)
 
     def load(self, name: str) -> torch.Tensor:
+        tensor = self._stored(name)
+        if tensor.dtype not in FLOAT_DTYPES:
+            raise CheckpointError(
+                f"{self._files[name]}: {name}: dtype is {tensor.dtype}: "
+                "must be float32, float16 or bfloat16"
+            )
+        return tensor
+
+    def load_integers(self, name: str) -> torch.Tensor:
+        """A tensor of whole numbers or truth values as int64; raises CheckpointError naming it."""
+        tensor = self._stored(name)
+        if tensor.is_floating_point() or tensor.is_complex():
+            raise CheckpointError(
+                f"{self._files[name]}: {name}: dtype is {tensor.dtype}: must be whole numbers"
+            )
+        return tensor.to(torch.int64)
+
+    def _stored(self, name: str) -> torch.Tensor:
         path = self._files[name]
         try:
             with safe_open(path, framework="pt") as reader:
                 tensor: torch.Tensor = reader.get_tensor(name)
         except SafetensorError as error:
             raise CheckpointError(f"{path}: {name}: {error}") from error
-        if tensor.dtype not in FLOAT_DTYPES:
-            raise CheckpointError(
-                f"{path}: {name}: dtype is {tensor.dtype}: must be float32, float16 or bfloat16"
-            )
         return tensor
 
 

@@ -122,17 +122,7 @@ class _Loader:
         self.fingerprint = Fingerprint(config)
 
     def tensor(self, name: str) -> torch.Tensor:
-        stored = self._source.load(name)
-        shape = tuple(stored.shape)
-        if shape != self._shapes[name]:
-            raise CheckpointError(
-                f"tensor {name} has shape {list(shape)}: must be {list(self._shapes[name])}"
-            )
-        tensor = stored.to(self._dtype)
-        if not bool(torch.isfinite(tensor).all()):
-            raise CheckpointError(f"tensor {name} has values that are not finite in {self._dtype}")
-        if not bool(tensor.any()):
-            raise CheckpointError(f"tensor {name} is all zero")
+        stored, tensor = load_checked(self._source, name, self._shapes[name], self._dtype)
         self.fingerprint.add(name, stored)
         return tensor
 
@@ -198,6 +188,24 @@ class _Loader:
         if self._source.pairs_adjacent:
             return tensor
         return pair_rows(tensor, self._config.head_dim)
+
+
+def load_checked(
+    source: TensorSource, name: str, shape: tuple[int, ...], dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A tensor as it is stored and in `dtype`. Raises CheckpointError, with its name, for another
+    shape, for values that are not finite in `dtype`, and for zeros only.
+    """
+    stored = source.load(name)
+    found = tuple(stored.shape)
+    if found != shape:
+        raise CheckpointError(f"tensor {name} has shape {list(found)}: must be {list(shape)}")
+    tensor = stored.to(dtype)
+    if not bool(torch.isfinite(tensor).all()):
+        raise CheckpointError(f"tensor {name} has values that are not finite in {dtype}")
+    if not bool(tensor.any()):
+        raise CheckpointError(f"tensor {name} is all zero")
+    return stored, tensor
 
 
 def pair_rows(tensor: torch.Tensor, head_dim: int) -> torch.Tensor:

@@ -36,6 +36,8 @@ LINK = {
     "round_trip_p50_seconds": 0.0005,
     "round_trip_p95_seconds": 0.002,
     "feature_transport": "none",
+    "feature_layer_ids": [],
+    "alert": "",
 }
 
 

@@ -101,6 +101,17 @@ def test_the_first_decode_holds_in_either_dtype(dtype: str, config: DraftConfig)
     assert booted.limits["dtype"] == dtype
 
 
+def test_a_head_in_float16_asks_for_rows_in_float16(config: DraftConfig, tmp_path: Path) -> None:
+    files = head_for_two_layers()
+    files.tensors |= {
+        name: tensor.half() for name, tensor in files.tensors.items() if tensor.is_floating_point()
+    }
+    files.write(tmp_path / "head")
+    booted = boot_drafter(config, Report())
+    assert booted.drafter.offer.feature_needs.dtype == "float16"
+    assert booted.first_draft.draft_token_ids
+
+
 def test_rows_that_come_out_otherwise_the_second_time_end_the_start(
     config: DraftConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

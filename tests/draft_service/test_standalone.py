@@ -9,11 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draft_service.drafters.drafter import Wish
-from draft_service.drafters.standalone import (
-    MAX_BACKLOG,
-    StandaloneDrafter,
-    StandaloneSequence,
-)
+from draft_service.drafters.pace import MAX_BACKLOG
+from draft_service.drafters.standalone import StandaloneDrafter, StandaloneSequence
 from outrider.engine.sampling import Sampling
 
 GREEDY = Sampling(temperature=0.0)

@@ -12,7 +12,7 @@ from link_client import Client, Row, connect, drafts_in, hello, raw_stream
 from test_process import PATIENCE_SECONDS, draft_process, statuses_until
 from tiny_checkpoint import EOS_TOKEN_ID, MAX_SEQUENCE_LENGTH, VOCAB_SIZE, write_checkpoint
 
-from draft_service.drafters.standalone import MAX_BACKLOG
+from draft_service.drafters.pace import MAX_BACKLOG
 from outrider.engine.acceptance import verify
 from outrider.engine.boot import BootReport, Engine, boot
 from outrider.engine.config import EngineConfig

@@ -1,0 +1,1 @@
+"""Training of draft heads: the frozen target, its data, the head, the loss and the export."""
