@@ -10,8 +10,8 @@ BLOCK = 64
 MIN_GROUP = 16
 
 
-@triton.jit
-def _attend(
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _attend(  # type: ignore[no-untyped-def]
     q_ptr, k_ptr, v_ptr, lengths_ptr, out_ptr, row_stride, head_stride, scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, PADDED: tl.constexpr,
     DIM: tl.constexpr, BLOCK: tl.constexpr, ACCURATE: tl.constexpr,
@@ -75,8 +75,8 @@ def decode_attention(
     return out
 
 
-@triton.jit
-def _choose(
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _choose(  # type: ignore[no-untyped-def]
     logits_ptr, temperatures_ptr, margins_ptr, step_ptr, out_ptr, vocab_size, BLOCK: tl.constexpr
 ):  # fmt: skip
     row = tl.program_id(0)

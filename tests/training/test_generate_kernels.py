@@ -15,9 +15,7 @@ def test_matmul_attention_reads_each_row_only_to_its_length() -> None:
     found = matmul_attention(q, cache[0], cache[1], lengths)
     for row, length in enumerate([1, 7, 20]):
         keys, values = (part[row, :, :length].repeat_interleave(3, 0) for part in cache)
-        wanted = torch.nn.functional.scaled_dot_product_attention(
-            q[row].unsqueeze(1), keys, values
-        )
+        wanted = torch.nn.functional.scaled_dot_product_attention(q[row].unsqueeze(1), keys, values)
         torch.testing.assert_close(found[row], wanted.flatten())
 
 
