@@ -34,16 +34,17 @@ class Commits(Generic[State]):
             return None
         if not self._has_tokens(row, session) or not self._commit(row, session):
             return None
+        length = row.base_length + draft_length_of(row, self._table.drafter.offer)
+        if not self._table.drafter.reserve(session.state, length):
+            self._table.counters.count("refused for capacity", f"no memory for {length} tokens")
+            self._refuse(session, draft_pb2.REFUSE_REASON_CAPACITY)
+            return None
+        # Behind the reservation: what was committed is worked on whatever becomes of this row.
         if row.draft_length > self._link.terms.max_draft_length:
             self._table.counters.count(
                 "draft lengths out of bounds",
                 f"slot {row.slot}: {row.draft_length}, at most {self._link.terms.max_draft_length}",
             )
-            return None
-        length = row.base_length + draft_length_of(row, self._table.drafter.offer)
-        if not self._table.drafter.reserve(session.state, length):
-            self._table.counters.count("refused for capacity", f"no memory for {length} tokens")
-            self._refuse(session, draft_pb2.REFUSE_REASON_CAPACITY)
             return None
         if row.features.rows is not None and not (row.commit_count or row.draft_length):
             # The target still works on the prompt: this is the time to work on it here as well.

@@ -20,8 +20,8 @@ class Endpoint(Protocol):
     def deliver(self, responses: list[draft_pb2.LinkResponse]) -> None:
         """Puts answers into the stream, in order."""
 
-    def mark_handled(self) -> None:
-        """One more of its messages has been dealt with."""
+    def mark_handled(self, size: int) -> None:
+        """One more of its messages, of so many bytes, has been dealt with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class EngineLoop(Generic[State]):
     def _read(self, letter: _Letter) -> None:
         if isinstance(letter, _Received):
             self._proposer.receive(letter.terms, letter.request, letter.received_at)
-            self._endpoints[letter.terms].mark_handled()
+            self._endpoints[letter.terms].mark_handled(letter.request.ByteSize())
         elif isinstance(letter, _Attached):
             self._endpoints[letter.terms] = letter.endpoint
             self._proposer.attach(letter.terms)

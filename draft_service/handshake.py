@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from draft_service.drafters.drafter import DrafterOffer, FeatureNeeds
 from outrider.engine.noise import NOISE_VERSION
 from outrider.engine.prefix_hash import PREFIX_HASH_ALGORITHM
-from outrider.serving.link_protocol import LONGEST_DRAFT_LENGTH, PROTOCOL_VERSION
+from outrider.serving.link_protocol import (
+    INLINE,
+    LONGEST_DRAFT_LENGTH,
+    PROTOCOL_VERSION,
+    SHARED_MEMORY,
+)
 from outrider.v1 import draft_pb2
 
 LARGEST_VOCABULARY = 2**31 - 1
-
-# FeatureNeeds.transport.
-INLINE = "inline"
-SHARED_MEMORY = "shared_memory"
 
 PROJECTION_CHUNK_BYTES = 2**20
 

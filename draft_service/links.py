@@ -16,6 +16,8 @@ MAX_WAITING_ANSWERS = 256
 
 # Messages of one stream that may wait for the engine thread before it is read no further.
 MAX_WAITING_REQUESTS = 256
+# And their bytes: features may make a message large.
+MAX_WAITING_BYTES = 64 * 2**20
 CONGESTION_PAUSE_SECONDS = 0.005
 
 
@@ -29,18 +31,25 @@ class TargetLink:
         self._answers: asyncio.Queue[draft_pb2.LinkResponse] = asyncio.Queue(MAX_WAITING_ANSWERS)
         self._ended: asyncio.Future[str] = self._loop.create_future()
         # Each written by one thread: the event loop's, the engine's.
-        self._received_count = 0
-        self._handled_count = 0
+        self._received_count = self._received_bytes = 0
+        self._handled_count = self._handled_bytes = 0
 
-    async def make_room(self) -> None:
-        """Returns once one more message may go to the engine thread, and counts it."""
-        while self._received_count - self._handled_count >= MAX_WAITING_REQUESTS:
+    async def make_room(self, size: int) -> None:
+        """Returns once one more message, of so many bytes, may go to the engine thread, and counts
+        it.
+        """
+        while (
+            self._received_count - self._handled_count >= MAX_WAITING_REQUESTS
+            or self._received_bytes - self._handled_bytes >= MAX_WAITING_BYTES
+        ):
             await asyncio.sleep(CONGESTION_PAUSE_SECONDS)
         self._received_count += 1
+        self._received_bytes += size
 
-    def mark_handled(self) -> None:
+    def mark_handled(self, size: int) -> None:
         """Called by the engine thread, once for each message."""
         self._handled_count += 1
+        self._handled_bytes += size
 
     def deliver(self, responses: list[draft_pb2.LinkResponse]) -> None:
         """Called by the engine thread."""

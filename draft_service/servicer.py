@@ -16,7 +16,14 @@ from draft_service.counters import Counters
 from draft_service.drafters.drafter import DrafterOffer, FeatureNeeds
 from draft_service.engine_thread import Mailbox
 from draft_service.first_draft import FirstDraft
-from draft_service.handshake import DraftIdentity, hello_reply, projection_messages, refusal_of
+from draft_service.handshake import (
+    INLINE,
+    SHARED_MEMORY,
+    DraftIdentity,
+    hello_reply,
+    projection_messages,
+    refusal_of,
+)
 from draft_service.link_sessions import terms_of
 from draft_service.links import LinkTable, TargetLink
 from outrider.serving.errors import InvalidArgument, NotServing, rpc_errors
@@ -52,9 +59,11 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         lifecycle: Lifecycle[BootedDraft],
         links: LinkTable,
         counters: Counters,
-        feature_transport: Literal["auto", "inline"],
+        feature_transport: Literal["auto", "inline", "shared_memory"],
     ) -> None:
-        """`feature_transport` auto: shared memory with a target of this host."""
+        """`feature_transport` auto: shared memory with a target of this host, else inline;
+        shared_memory: any other target is refused.
+        """
         self._lifecycle = lifecycle
         self._links = links
         self._counters = counters
@@ -68,21 +77,39 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
                 hello, booted.identity, booted.offer.feature_needs
             ) or self._epoch_refusal(hello)
             if refusal is not None:
-                self._counters.count(
-                    "handshakes refused",
-                    f"{refusal.field} is {refusal.target_value}, must be {refusal.draft_value}",
-                )
-                await context.write(
-                    hello_reply(
-                        hello,
-                        offer=booted.offer,
-                        draft_boot_id=self._lifecycle.boot_id,
-                        refusal=refusal,
-                    )
-                )
+                await self._refuse(hello, booted, refusal, context)
                 return
-            with self._feature_ring(hello, booted.offer.feature_needs) as ring:
+            needs = booted.offer.feature_needs
+            with self._feature_ring(hello, needs) as ring:
+                if needs is not None and ring is None and self._feature_transport == SHARED_MEMORY:
+                    refusal = draft_pb2.Refusal(
+                        field="features.transport",
+                        target_value=INLINE,
+                        draft_value=SHARED_MEMORY,
+                    )
+                    await self._refuse(hello, booted, refusal, context)
+                    return
                 await self._serve_link(hello, booted, ring, request_iterator, context)
+
+    async def _refuse(
+        self,
+        hello: draft_pb2.Hello,
+        booted: BootedDraft,
+        refusal: draft_pb2.Refusal,
+        context: Context,
+    ) -> None:
+        self._counters.count(
+            "handshakes refused",
+            f"{refusal.field} is {refusal.target_value}, must be {refusal.draft_value}",
+        )
+        await context.write(
+            hello_reply(
+                hello,
+                offer=booted.offer,
+                draft_boot_id=self._lifecycle.boot_id,
+                refusal=refusal,
+            )
+        )
 
     @contextmanager
     def _feature_ring(
@@ -90,18 +117,13 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     ) -> Iterator[SharedRing | None]:
         """The link's shared memory, gone behind it; None where features come inline."""
         theirs = hello.features.host_id
-        if (
-            needs is None
-            or self._feature_transport == "inline"
-            or not theirs
-            or theirs != host_id()
-        ):
+        if needs is None or self._feature_transport == INLINE or not theirs or theirs != host_id():
             yield None
             return
         try:
             ring = SharedRing.create(random_ring_name(), FEATURE_RING_BYTES)
         except OSError as error:
-            self._counters.count("links without shared memory", f"features come inline: {error}")
+            self._counters.count("links without shared memory", str(error))
             yield None
             return
         try:
@@ -176,7 +198,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
                 pong = draft_pb2.Pong(ping_id=request.ping.ping_id)
                 link.send([draft_pb2.LinkResponse(pong=pong)])
                 continue
-            await link.make_room()
+            await link.make_room(request.ByteSize())
             mailbox.receive(link.terms, request)
 
 

@@ -13,16 +13,10 @@ import grpc
 from outrider.engine.errors import CheckpointError
 from outrider.engine.feature_projection import ROW_DTYPES
 from outrider.engine.feature_tap import FeatureTap
+from outrider.serving.link_protocol import INLINE, SHARED_MEMORY
 from outrider.serving.shared_ring import SharedRing, host_id
 from outrider.v1 import draft_pb2
-from target_service.link_features import (
-    INLINE,
-    RING_MESSAGES,
-    SHARED_MEMORY,
-    TRANSPORTS,
-    LinkFeatures,
-    row_bytes,
-)
+from target_service.link_features import RING_MESSAGES, TRANSPORTS, LinkFeatures, row_bytes
 from target_service.link_handshake import LinkLost, LinkRefused, read
 
 logger = logging.getLogger(__name__)

@@ -3,12 +3,11 @@
 from dataclasses import dataclass
 
 from outrider.engine.feature_tap import FeatureTap
+from outrider.serving.link_protocol import INLINE, SHARED_MEMORY
 from outrider.serving.shared_ring import SharedRing
 
-# LinkStatus.feature_transport, and FeatureNeeds.transport but for the first.
+# LinkStatus.feature_transport where none travel.
 NO_FEATURES = "none"
-INLINE = "inline"
-SHARED_MEMORY = "shared_memory"
 TRANSPORTS = (INLINE, SHARED_MEMORY)
 
 # gRPC slows down beyond messages of 4 MiB, and a message in the way delays what is behind it.

@@ -17,6 +17,10 @@ NO_PARENT: Final = -1
 # Draft lengths and cases share one byte on the wire, and one value of it is taken.
 LONGEST_DRAFT_LENGTH: Final = PREFIX_CASE_COMMITTED - 1
 
+# How features travel.
+INLINE: Final = "inline"
+SHARED_MEMORY: Final = "shared_memory"
+
 # Column types, by the fields' names in draft.proto.
 SLOT: Final = "<u4"
 GENERATION: Final = "<u4"

@@ -39,8 +39,8 @@ class Running:
 async def running(
     *, boot: BootDrafter = boot_drafter, **configuration: object
 ) -> AsyncIterator[Running]:
-    """Serves until the block is left."""
-    config = DraftConfig(port=0, **configuration)
+    """Serves until the block is left; n-grams unless another drafter is named."""
+    config = DraftConfig(port=0, **{"draft": "ngram", **configuration})
     lifecycle = create_lifecycle(config)
     booted: list[BootedDrafter] = []
 

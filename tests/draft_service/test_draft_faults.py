@@ -4,12 +4,19 @@ import asyncio
 from contextlib import suppress
 
 import grpc
+import pytest
 from draft_server import run, running
 from link_client import Client, Row, connect, drafts_in, hello, raw_stream
 
 from draft_service.counters import Counters
 from draft_service.link_sessions import terms_of
-from draft_service.links import MAX_WAITING_ANSWERS, TargetLink
+from draft_service.links import (
+    CONGESTION_PAUSE_SECONDS,
+    MAX_WAITING_ANSWERS,
+    MAX_WAITING_BYTES,
+    MAX_WAITING_REQUESTS,
+    TargetLink,
+)
 from outrider.v1 import draft_pb2, status_pb2
 
 TEXT = [10, 11, 12, 13] * 4
@@ -116,3 +123,19 @@ def test_a_malformed_protobuf_ends_its_own_stream_only() -> None:
             assert drafts_in(await client.step(Row(0, TEXT, 0))) == {0: [10, 11, 12, 13]}
 
     run(scenario())
+
+
+@pytest.mark.parametrize("size", [1, MAX_WAITING_BYTES // 4])
+def test_a_stream_is_read_no_further_than_its_bounds(size: int) -> None:
+    async def scenario() -> None:
+        link = TargetLink(terms_of(hello()), Counters())
+        most = min(MAX_WAITING_REQUESTS, -(-MAX_WAITING_BYTES // size))
+        for _ in range(most):
+            await asyncio.wait_for(link.make_room(size), 1.0)
+        waiting = asyncio.create_task(link.make_room(size))
+        await asyncio.sleep(3 * CONGESTION_PAUSE_SECONDS)
+        assert not waiting.done()
+        link.mark_handled(size)
+        await asyncio.wait_for(waiting, 1.0)
+
+    asyncio.run(scenario())

@@ -25,7 +25,7 @@ class Recorder:
         self.answers.extend(responses)
         self._on_answer()
 
-    def mark_handled(self) -> None:
+    def mark_handled(self, size: int) -> None:
         self.handled += 1
 
 

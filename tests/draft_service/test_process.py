@@ -36,7 +36,7 @@ def draft_process(*flags: str, **variables: str) -> Iterator[tuple[subprocess.Po
     }
     process = subprocess.Popen(
         [sys.executable, "-m", "draft_service", "--port", str(port), "--threads", "1", *flags],
-        env={**environment, **variables},
+        env={**environment, "OUTRIDER_DRAFT": "ngram", **variables},
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -211,3 +211,16 @@ def test_pieces_of_preparation_are_small_only_while_drafts_are_asked_for() -> No
     driver.open((1, TEXT))
     driver.prepare()
     assert drafter.budgets == [IDLE_PIECE_SECONDS, BUSY_PIECE_SECONDS]
+
+
+def test_memory_is_there_for_what_is_committed_whatever_becomes_of_the_row() -> None:
+    drafter = standalone(num_blocks=50)
+    driver = Driver(drafter)
+    driver.open((0, TEXT))
+    # Longer than Hello announced, and so many commits that they are worked on between steps.
+    text = [*TEXT, *range(100)]
+    driver.step(Row(0, text, 100, draft_length=255))
+    assert driver.counters.of("draft lengths out of bounds") == 1
+    while driver.proposer.has_unprepared:
+        driver.proposer.prepare()
+    assert drafts_in(driver.step(Row(0, text, 0))) == {0: continued(text, 4)}
