@@ -17,8 +17,6 @@ from draft_service.drafters.drafter import DrafterOffer, FeatureNeeds
 from draft_service.engine_thread import Mailbox
 from draft_service.first_draft import FirstDraft
 from draft_service.handshake import (
-    INLINE,
-    SHARED_MEMORY,
     DraftIdentity,
     hello_reply,
     projection_messages,
@@ -28,6 +26,7 @@ from draft_service.link_sessions import terms_of
 from draft_service.links import LinkTable, TargetLink
 from outrider.serving.errors import InvalidArgument, NotServing, rpc_errors
 from outrider.serving.lifecycle import Lifecycle
+from outrider.serving.link_protocol import INLINE, SHARED_MEMORY
 from outrider.serving.shared_ring import SharedRing, host_id, random_ring_name
 from outrider.v1 import draft_pb2, draft_pb2_grpc
 

@@ -160,6 +160,12 @@ def target_metrics(target: target_pb2.TargetStatistics) -> Iterable[Metric]:
     ):
         steps.add_metric((mode,), _buckets(histogram), histogram.sum)
     yield steps
+    yield _labelled_counter(
+        "outrider_speculative_seconds",
+        "Seconds of speculative steps: waiting for drafts, the forward, and what drafting took",
+        "part",
+        [(part.label, part.seconds) for part in target.speculative_seconds],
+    )
 
 
 def _counter(name: str, words: str, value: float) -> Metric:
@@ -171,7 +177,7 @@ def _gauge(name: str, words: str, value: float) -> Metric:
 
 
 def _labelled_counter(
-    name: str, words: str, label: str, counts: Sequence[tuple[str, int]]
+    name: str, words: str, label: str, counts: Sequence[tuple[str, float]]
 ) -> Metric:
     family = CounterMetricFamily(name, words, labels=(label,))
     for value, count in counts:

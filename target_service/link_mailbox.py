@@ -131,6 +131,7 @@ class LinkMailbox:
                     return
                 seconds = now - asked.sent
                 self._statistics.link_round_trip.observe(seconds)
+                self._statistics.draft_build_seconds += response.draft.build_us * 1e-6
                 if seconds <= asked.late_after_seconds:
                     self._breaker.timely(now)
                 else:

@@ -69,6 +69,8 @@ class Statistics:
         self.feature_rows = Counter(dict.fromkeys(TRANSPORTS, 0))
         self.feature_bytes = Counter(dict.fromkeys(TRANSPORTS, 0))
         self.step_message_bytes = 0
+        # Of speculative steps: waiting, the forward, and what the draft service said it took.
+        self.draft_wait_seconds = self.forward_seconds = self.draft_build_seconds = 0.0
         self.link_round_trip = Durations()
         self.plain_step = Durations()
         self.speculative_step = Durations()
@@ -86,10 +88,19 @@ class Statistics:
         self.feature_rows[transport] += rows
         self.feature_bytes[transport] += size
 
-    def count_step(self, *, is_speculative: bool, seconds: float) -> None:
+    def count_step(
+        self,
+        *,
+        is_speculative: bool,
+        seconds: float,
+        forward_seconds: float,
+        draft_wait_seconds: float,
+    ) -> None:
         """One step of the engine."""
         if is_speculative:
             self.speculative_steps += 1
+            self.forward_seconds += forward_seconds
+            self.draft_wait_seconds += draft_wait_seconds
             self.speculative_step.observe(seconds)
         else:
             self.plain_steps += 1
@@ -130,6 +141,14 @@ class Statistics:
             feature_rows=_labelled(self.feature_rows.copy().items()),
             feature_bytes=_labelled(self.feature_bytes.copy().items()),
             step_message_bytes=self.step_message_bytes,
+            speculative_seconds=[
+                target_pb2.LabelledSeconds(label=label, seconds=seconds)
+                for label, seconds in (
+                    ("draft_wait", self.draft_wait_seconds),
+                    ("forward", self.forward_seconds),
+                    ("draft_build", self.draft_build_seconds),
+                )
+            ],
         )
 
 

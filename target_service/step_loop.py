@@ -127,7 +127,12 @@ class StepLoop:
             self._ask()
             seconds = time.perf_counter() - started
             self._step_id += 1
-            self._statistics.count_step(is_speculative=batch.is_speculative, seconds=seconds)
+            self._statistics.count_step(
+                is_speculative=batch.is_speculative,
+                seconds=seconds,
+                forward_seconds=forward_seconds,
+                draft_wait_seconds=collected.waited_seconds,
+            )
             self._drafts.observe(
                 collected=collected,
                 decode_rows=len(batch.decode_rows),

@@ -216,6 +216,14 @@ class LabelledCount(_message.Message):
     count: int
     def __init__(self, label: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
+class LabelledSeconds(_message.Message):
+    __slots__ = ("label", "seconds")
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    label: str
+    seconds: float
+    def __init__(self, label: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
+
 class LinkMessageCount(_message.Message):
     __slots__ = ("direction", "kind", "count")
     DIRECTION_FIELD_NUMBER: _ClassVar[int]
@@ -237,7 +245,7 @@ class Histogram(_message.Message):
     def __init__(self, upper_bounds: _Optional[_Iterable[float]] = ..., counts: _Optional[_Iterable[int]] = ..., sum: _Optional[float] = ...) -> None: ...
 
 class TargetStatistics(_message.Message):
-    __slots__ = ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_position", "speculative_steps", "plain_steps", "bypass_steps", "link_messages", "draft_rows_dropped", "running_sequences", "waiting_sequences", "kv_blocks_free", "kv_blocks_used", "link_round_trip_seconds", "plain_step_seconds", "speculative_step_seconds", "preemptions", "emitted_tokens", "feature_rows", "feature_bytes", "step_message_bytes")
+    __slots__ = ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_position", "speculative_steps", "plain_steps", "bypass_steps", "link_messages", "draft_rows_dropped", "running_sequences", "waiting_sequences", "kv_blocks_free", "kv_blocks_used", "link_round_trip_seconds", "plain_step_seconds", "speculative_step_seconds", "preemptions", "emitted_tokens", "feature_rows", "feature_bytes", "step_message_bytes", "speculative_seconds")
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -259,6 +267,7 @@ class TargetStatistics(_message.Message):
     FEATURE_ROWS_FIELD_NUMBER: _ClassVar[int]
     FEATURE_BYTES_FIELD_NUMBER: _ClassVar[int]
     STEP_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SPECULATIVE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     drafts: int
     draft_tokens: int
     accepted_tokens: int
@@ -280,4 +289,5 @@ class TargetStatistics(_message.Message):
     feature_rows: _containers.RepeatedCompositeFieldContainer[LabelledCount]
     feature_bytes: _containers.RepeatedCompositeFieldContainer[LabelledCount]
     step_message_bytes: int
-    def __init__(self, drafts: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., accepted_tokens_per_position: _Optional[_Iterable[int]] = ..., speculative_steps: _Optional[int] = ..., plain_steps: _Optional[int] = ..., bypass_steps: _Optional[_Iterable[_Union[LabelledCount, _Mapping]]] = ..., link_messages: _Optional[_Iterable[_Union[LinkMessageCount, _Mapping]]] = ..., draft_rows_dropped: _Optional[_Iterable[_Union[LabelledCount, _Mapping]]] = ..., running_sequences: _Optional[int] = ..., waiting_sequences: _Optional[int] = ..., kv_blocks_free: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., link_round_trip_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., plain_step_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., speculative_step_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., preemptions: _Optional[int] = ..., emitted_tokens: _Optional[int] = ..., feature_rows: _Optional[_Iterable[_Union[LabelledCount, _Mapping]]] = ..., feature_bytes: _Optional[_Iterable[_Union[LabelledCount, _Mapping]]] = ..., step_message_bytes: _Optional[int] = ...) -> None: ...
+    speculative_seconds: _containers.RepeatedCompositeFieldContainer[LabelledSeconds]
+    def __init__(self, drafts: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., accepted_tokens_per_position: _Optional[_Iterable[int]] = ..., speculative_steps: _Optional[int] = ..., plain_steps: _Optional[int] = ..., bypass_steps: _Optional[_Iterable[_Union[LabelledCount, _Mapping]]] = ..., link_messages: _Optional[_Iterable[_Union[LinkMessageCount, _Mapping]]] = ..., draft_rows_dropped: _Optional[_Iterable[_Union[LabelledCount, _Mapping]]] = ..., running_sequences: _Optional[int] = ..., waiting_sequences: _Optional[int] = ..., kv_blocks_free: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., link_round_trip_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., plain_step_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., speculative_step_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., preemptions: _Optional[int] = ..., emitted_tokens: _Optional[int] = ..., feature_rows: _Optional[_Iterable[_Union[LabelledCount, _Mapping]]] = ..., feature_bytes: _Optional[_Iterable[_Union[LabelledCount, _Mapping]]] = ..., step_message_bytes: _Optional[int] = ..., speculative_seconds: _Optional[_Iterable[_Union[LabelledSeconds, _Mapping]]] = ...) -> None: ...

@@ -23,6 +23,9 @@ CONTRACT = {
     "outrider_inter_token_seconds_bucket": ("le",),
     "outrider_link_round_trip_seconds_bucket": ("le",),
     "outrider_requests_total": ("outcome",),
+    "outrider_link_feature_bytes_total": ("transport",),
+    "outrider_link_step_bytes_total": (),
+    "outrider_speculative_seconds_total": ("part",),
 }
 
 
@@ -37,6 +40,9 @@ def counted(ready):
         plain_steps=9,
         bypass_steps=[target_pb2.LabelledCount(label="threshold", count=4)],
         link_messages=[target_pb2.LinkMessageCount(direction="sent", kind="step", count=6)],
+        feature_bytes=[target_pb2.LabelledCount(label="inline", count=1152)],
+        step_message_bytes=99,
+        speculative_seconds=[target_pb2.LabelledSeconds(label="forward", seconds=0.25)],
         draft_rows_dropped=[target_pb2.LabelledCount(label="stale", count=2)],
         running_sequences=1,
         waiting_sequences=2,
@@ -87,6 +93,9 @@ def test_the_targets_counters_come_through_as_they_are(counted):
     ]
     assert buckets == [1, 3, 6]
     assert counted["outrider_link_round_trip_seconds_sum", ()] == 0.5
+    assert counted["outrider_link_feature_bytes_total", (("transport", "inline"),)] == 1152
+    assert counted["outrider_link_step_bytes_total", ()] == 99
+    assert counted["outrider_speculative_seconds_total", (("part", "forward"),)] == 0.25
 
 
 def test_a_request_is_counted_once_and_every_token_but_the_first_has_a_gap(counted):
