@@ -16,6 +16,7 @@ PACKAGES = {
     "gateway": "REST and gRPC for clients, readiness; no torch",
     "outrider/cli": "the `outrider` command",
     "bench": "measurements",
+    "training": "EAGLE-3 heads: the target writes the data, a head learns from it",
 }
 LONGEST_LINE = 110
 
