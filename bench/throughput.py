@@ -1,6 +1,6 @@
 """Tokens per second of the whole system over REST, with and without drafts.
 
-    python -m bench.throughput PROMPTS.jsonl [--draft none ngram] [--concurrency 1 8] [--repeat 3]
+    python -m bench.throughput PROMPTS.jsonl [--draft none ngram hybrid] [--concurrency 1 8] [--repeat 3]
 
 One cluster a drafter, all up at once but only one asked at a time, runs interleaved: what else the
 machine does falls on all of them alike. Greedy, the same prompts everywhere. Prints a line a
@@ -53,6 +53,7 @@ def counted(cluster: Cluster) -> str:
         total = samples.get(f'outrider_step_seconds_sum{{mode="{mode}"}}', 0.0)
         if count:
             words.append(f"{count:.0f} {mode} steps of {total / count * 1e3:.1f} ms")
+    words += _split(samples, accepted)
     links = cluster.get("/status").json()["details"]["target"]["links"]
     for link in links:
         words.append(
@@ -62,11 +63,42 @@ def counted(cluster: Cluster) -> str:
     return "; ".join(words)
 
 
+def _split(samples: dict[str, float], accepted: float) -> list[str]:
+    """Where the time of a speculative step went, and what an accepted token cost on the link."""
+    steps = samples.get('outrider_steps_total{mode="speculative"}', 0.0)
+    if not steps:
+        return []
+
+    def part(name: str) -> float:
+        seconds = samples.get(f'outrider_speculative_seconds_total{{part="{name}"}}', 0.0)
+        return seconds / steps * 1e3
+
+    whole = samples['outrider_step_seconds_sum{mode="speculative"}'] / steps * 1e3
+    rest = whole - part("forward") - part("draft_wait")
+    words = [
+        f"a speculative step: forward {part('forward'):.1f} ms, waiting for the draft "
+        f"{part('draft_wait'):.1f} ms (drafting {part('draft_build'):.1f} ms), rest {rest:.1f} ms"
+    ]
+    feature_bytes = {
+        transport: samples.get(f'outrider_link_feature_bytes_total{{transport="{transport}"}}', 0.0)
+        for transport in ("inline", "shared_memory")
+    }
+    if accepted and any(feature_bytes.values()):
+        step_bytes = samples.get("outrider_link_step_bytes_total", 0.0)
+        words.append(
+            f"bytes for an accepted token: Step messages {step_bytes / accepted:.0f}, features "
+            + ", ".join(f"{name} {size / accepted:.0f}" for name, size in feature_bytes.items())
+        )
+    return words
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("prompts", type=Path)
-    parser.add_argument("--draft", nargs="+", default=["none", "ngram"])
-    parser.add_argument("--draft-model", help="for the standalone drafter")
+    parser.add_argument("--draft", nargs="+", default=["none", "ngram", "hybrid"])
+    parser.add_argument(
+        "--draft-model", help="for drafters with a model; a head that ships needs none"
+    )
     parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 8])
     parser.add_argument("--count", type=int, default=16)
     parser.add_argument("--max-tokens", type=int, default=64)
@@ -79,7 +111,7 @@ def main() -> int:
         clusters = {}
         for draft in arguments.draft:
             flags = ["--draft", draft, *(f"--{flag}" for flag in arguments.up)]
-            if draft == "standalone":
+            if arguments.draft_model and draft in ("standalone", "eagle3", "hybrid"):
                 flags += ["--draft-model", arguments.draft_model]
             clusters[draft] = stack.enter_context(running_cluster(*flags))
         for _ in range(arguments.repeat):
