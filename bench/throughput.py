@@ -1,6 +1,6 @@
 """Tokens per second of the whole system over REST, with and without drafts.
 
-    python -m bench.throughput PROMPTS.jsonl [--draft none ngram hybrid] [--concurrency 1 8] [--repeat 3]
+    python -m bench.throughput PROMPTS.jsonl [--draft none ngram hybrid] [--concurrency 1 8]
 
 One cluster a drafter, all up at once but only one asked at a time, runs interleaved: what else the
 machine does falls on all of them alike. Greedy, the same prompts everywhere. Prints a line a

@@ -67,10 +67,10 @@ class DraftConfig(ServiceConfig):
         description="eagle3: a draft ends where the head's own probability of all its tokens "
         "falls below; 0 = never",
     )
-    feature_transport: Literal["auto", "inline"] = Field(
+    feature_transport: Literal["auto", "inline", "shared_memory"] = Field(
         "auto",
-        description="eagle3: how the target's features come: auto = shared memory where both are "
-        "on one host, else inline",
+        description="eagle3: how the target's features come; auto: shared memory on one host, "
+        "else inline; shared_memory: a target without it is refused",
     )
     max_sequences: Annotated[int, Field(ge=1)] = Field(
         1024, description="most sequences held at once, of all targets together"

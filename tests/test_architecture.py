@@ -23,13 +23,22 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
         "outrider.v1",
         "outrider.serving",
         "outrider.cli",
+        "training",
         *SERVICES,
     ),
-    "outrider/serving": (*HEAVY, "outrider.engine", "outrider.cli", *SERVICES),
+    "outrider/serving": (*HEAVY, "outrider.engine", "outrider.cli", "training", *SERVICES),
     "outrider/cli": (*HEAVY, "outrider.engine"),
-    "target_service": ("outrider.cli", "draft_service", "gateway"),
-    "draft_service": ("outrider.cli", "target_service", "gateway"),
-    "gateway": (*HEAVY, "outrider.engine", "outrider.cli", "target_service", "draft_service"),
+    "target_service": ("outrider.cli", "training", "draft_service", "gateway"),
+    "draft_service": ("outrider.cli", "training", "target_service", "gateway"),
+    "gateway": (
+        *HEAVY,
+        "outrider.engine",
+        "outrider.cli",
+        "training",
+        "target_service",
+        "draft_service",
+    ),
+    "training": ("grpc", "outrider.v1", "outrider.cli", "target_service", "draft_service"),
 }
 
 # The command line may know how services are configured, nothing else of them.
@@ -92,6 +101,22 @@ def test_the_command_line_imports_only_the_configurations_of_services() -> None:
         and not any(is_within(name, configuration) for configuration in CONFIGURATIONS)
     ]
     assert wrong == []
+
+
+def test_training_takes_only_chat_templates_and_is_called_by_one_command() -> None:
+    gateway = {
+        name.rpartition(".")[0]
+        for path in sources("training")
+        for name in imports(path)
+        if is_within(name, "gateway")
+    }
+    assert gateway == {"gateway.chat_template"}
+    callers = [
+        path.relative_to(ROOT).as_posix()
+        for path in sources("outrider/cli")
+        if any(is_within(name, "training") for name in imports(path))
+    ]
+    assert callers == ["outrider/cli/train.py"]
 
 
 def test_only_the_lifecycle_has_a_broad_exception_handler() -> None:

@@ -7,6 +7,7 @@ layers whose input is captured, the same field inside `eagle_config` the layers 
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy.typing as npt
 import torch
 from safetensors.torch import save_file
 
+from outrider.engine.eagle3.head_config import TARGET_RECORD, RecordedTarget
 from outrider.engine.rope import Llama3Scaling, RopeScaling
 from training.head import Head, HeadShape
 
@@ -23,8 +25,8 @@ CONFIG_FILE = "config.json"
 _HEADER_BYTES = 4096
 
 
-def head_config(shape: HeadShape) -> dict[str, object]:
-    """The content of config.json."""
+def head_config(shape: HeadShape, target: RecordedTarget | None = None) -> dict[str, object]:
+    """The content of config.json; engines other than ours do not read the record of the target."""
     config: dict[str, object] = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
@@ -45,6 +47,8 @@ def head_config(shape: HeadShape) -> dict[str, object]:
         "attention_bias": False,
         "torch_dtype": "bfloat16",
     }
+    if target is not None:
+        config[TARGET_RECORD] = asdict(target)
     middle = shape.target_layers // 2
     if shape.layer_ids != (2, middle, shape.target_layers - 3):
         config["eagle_aux_hidden_state_layer_ids"] = list(shape.layer_ids)
@@ -108,6 +112,7 @@ def export_head(
     *,
     metadata: Mapping[str, str],
     max_bytes: int,
+    target: RecordedTarget | None = None,
 ) -> int:
     """Write both files, atomically; returns the bytes of the weights.
 
@@ -127,7 +132,7 @@ def export_head(
         partial.unlink()
         raise ValueError(f"the head's file has {size} bytes: must be below {max_bytes}")
     partial.replace(directory / WEIGHTS_FILE)
-    text = json.dumps(head_config(head.shape), indent=2) + "\n"
+    text = json.dumps(head_config(head.shape, target), indent=2) + "\n"
     partial = directory / (CONFIG_FILE + ".partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(directory / CONFIG_FILE)

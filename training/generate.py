@@ -13,7 +13,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,10 +28,13 @@ from training.batch_decoder import BatchDecoder, RowRequest
 from training.decode_attention import DecodeAttention, checked_triton_attention, matmul_attention
 from training.documents import InputError, read_documents, read_prompts
 from training.job_feed import InlineExecutor, JobFeed, Make
+from training.progress import Progress, open_progress
 from training.row_store import RowStore
 from training.target import DenseTarget, load_target
 from training.token_choice import TokenChoice, checked_kernel_choice, plain_choice
 
+# Written last: a directory that has it is complete.
+SUMMARY_FILE: Final = "summary.json"
 _STEPS: Final = 16  # decoded between two looks at the rows
 _BATCH: Final = 64  # jobs of one worker's call
 _GIVEN_SHARE: Final = 0.35
@@ -63,7 +66,15 @@ class Pace:
         )
 
 
-def drive(decoder: BatchDecoder, feed: JobFeed, store: RowStore, *, name: str, end: float) -> Pace:
+def drive(
+    decoder: BatchDecoder,
+    feed: JobFeed,
+    store: RowStore,
+    *,
+    name: str,
+    end: float,
+    report: Callable[[str], None],
+) -> Pace:
     """Decode jobs until the clock (time.monotonic) passes `end`; unfinished answers count too."""
     pace = Pace()
     begin = time.monotonic()
@@ -95,20 +106,27 @@ def drive(decoder: BatchDecoder, feed: JobFeed, store: RowStore, *, name: str, e
         pace.seconds = time.monotonic() - begin
         if time.monotonic() >= report_at:
             report_at += _REPORT_SECONDS
-            _note(pace.line(name, store.rows.total()))
+            report(pace.line(name, store.rows.total()))
     left = decoder.harvest_all()
     feed.finish([(running.pop(row.slot), row.token_ids, row.ended) for row in left])
     feed.drain()
     store.add(feed.take_rows())
     pace.new_tokens += sum(len(row.token_ids) for row in left)
     pace.seconds = time.monotonic() - begin
-    _note(pace.line(name, store.rows.total()))
+    report(pace.line(name, store.rows.total()))
     return pace
 
 
-def generate(arguments: argparse.Namespace) -> None:
-    """Run the command; raises what reading its inputs raises."""
+def generate(arguments: argparse.Namespace, progress: Progress) -> dict[str, object]:
+    """Write the shards and the summary, which is returned; raises what reading its inputs raises.
+
+    `progress` is not used before the worker processes have been made, since it may start a thread.
+    """
     begin = time.monotonic()
+
+    def report(text: str) -> None:
+        progress.show(min(1.0, (time.monotonic() - begin) / arguments.max_seconds), text)
+
     rng = random.Random(arguments.seed)
     source = resolve_model(arguments.target)
     documents = [text for path in arguments.documents for text in read_documents(path)]
@@ -123,8 +141,8 @@ def generate(arguments: argparse.Namespace) -> None:
         target = load_target(
             source.path, dtype=getattr(torch, arguments.dtype), device=arguments.device
         )
-        operations = _operations(arguments.kernels, target)
-        _note(f"loaded after {time.monotonic() - begin:.1f} s")
+        operations = _operations(arguments.kernels, target, progress)
+        progress.note(f"{source.name}: loaded after {time.monotonic() - begin:.1f} s")
         end = begin + arguments.max_seconds * (1 - _CLOSING_SHARE)
         now = time.monotonic()
 
@@ -143,7 +161,7 @@ def generate(arguments: argparse.Namespace) -> None:
         short = _drive_pool(
             target, operations, short_feed, store, rows=arguments.rows,
             length=arguments.row_length, name="short",
-            end=now + (end - now) * (1 - arguments.long_share),
+            end=now + (end - now) * (1 - arguments.long_share), report=report,
         )  # fmt: skip
         texts = documents + short_feed.documents
         rng.shuffle(texts)
@@ -162,14 +180,14 @@ def generate(arguments: argparse.Namespace) -> None:
         if texts and arguments.long_share > 0:
             long = _drive_pool(
                 target, operations, long_feed, store, rows=arguments.long_rows,
-                length=arguments.long_row_length, name="long", end=end,
+                length=arguments.long_row_length, name="long", end=end, report=report,
             )  # fmt: skip
         else:
             long = Pace()
         store.close()
     finally:
         executor.shutdown(cancel_futures=True)
-    summary = {
+    summary: dict[str, object] = {
         "target": source.name,
         "seconds": round(time.monotonic() - begin, 1),
         "rows": store.rows,
@@ -184,8 +202,8 @@ def generate(arguments: argparse.Namespace) -> None:
         "long": asdict(long),
     }
     text = json.dumps(summary, indent=2)
-    (arguments.output / "summary.json").write_text(text + "\n", encoding="utf-8")
-    print(text)
+    (arguments.output / SUMMARY_FILE).write_text(text + "\n", encoding="utf-8")
+    return summary
 
 
 def _drive_pool(
@@ -198,6 +216,7 @@ def _drive_pool(
     length: int,
     name: str,
     end: float,
+    report: Callable[[str], None],
 ) -> Pace:
     length = min(length, target.config.max_position_embeddings)
     attention, choice = operations
@@ -206,7 +225,7 @@ def _drive_pool(
         target, rows=rows, length=length, attention=attention, choice=choice, seed=seed
     )
     feed.top_up()
-    pace = drive(decoder, feed, store, name=name, end=end)
+    pace = drive(decoder, feed, store, name=name, end=end, report=report)
     # The next pool's cache needs the room of this one's.
     del decoder
     gc.collect()
@@ -244,7 +263,9 @@ def _executor(workers: int, model_path: Path, row_length: int) -> Executor:
     return executor
 
 
-def _operations(name: str, target: DenseTarget) -> tuple[DecodeAttention, TokenChoice]:
+def _operations(
+    name: str, target: DenseTarget, progress: Progress
+) -> tuple[DecodeAttention, TokenChoice]:
     if name == "torch" or (name == "auto" and not target.embedding.is_cuda):
         return matmul_attention, plain_choice
     try:
@@ -253,13 +274,9 @@ def _operations(name: str, target: DenseTarget) -> tuple[DecodeAttention, TokenC
     except _KERNEL_ERRORS as error:
         if name != "auto":
             raise
-        _note(f"decoding without own kernels, more slowly: {error}")
+        progress.note(f"decoding without own kernels, more slowly: {error}")
         return matmul_attention, plain_choice
     return attention, choice
-
-
-def _note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -294,17 +311,29 @@ def parser() -> argparse.ArgumentParser:
     return options
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line, defaults filled in; exits with usage on a bad one, as argparse does."""
     options = parser()
     arguments = options.parse_args(argv)
     if arguments.dtype is None:
         arguments.dtype = "bfloat16" if arguments.device.startswith("cuda") else "float32"
     if not 0 <= arguments.long_share < 1:
         options.error(f"--long-share is {arguments.long_share}: must be from 0 to below 1")
+    if arguments.max_seconds <= 0:
+        options.error(f"--max-seconds is {arguments.max_seconds}: must be above 0")
+    return arguments
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = parse(argv)
+    progress = open_progress()
     try:
-        generate(arguments)
+        summary = generate(arguments, progress)
     except (InputError, OSError) as error:
-        options.error(str(error))
+        parser().error(str(error))
+    finally:
+        progress.close()
+    print(json.dumps(summary, indent=2))
     return 0
 
 

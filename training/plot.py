@@ -15,7 +15,7 @@ class PlotError(Exception):
 def plot_run(metrics: Path, picture: Path) -> None:
     """Write a PNG of a metrics file; raises PlotError without matplotlib or without records."""
     if find_spec("matplotlib") is None:
-        raise PlotError("the picture needs matplotlib: pip install matplotlib")
+        raise PlotError("the picture needs matplotlib: pip install 'outrider[train]'")
     records = read_metrics(metrics)
     training = [one for one in records if one["kind"] == "training"]
     evaluations = [one for one in records if one["kind"] == "evaluation"]

@@ -1,10 +1,9 @@
-"""From a target and its text to a head: vocabulary, training, export, evaluation, picture.
+"""From a target to a head: data, draft vocabulary, training, export, evaluation, picture.
 
-`python -m training.train_eagle3 --target MODEL --data DIR --output DIR --max-seconds N`
+`outrider train-eagle3 --target MODEL --output DIR --max-seconds N`
 """
 
 import json
-import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -13,9 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from outrider.engine.eagle3.head_config import RecordedTarget
 from outrider.engine.errors import EngineError
 from outrider.serving.errors import ConfigurationError
-from outrider.serving.model_source import resolve_model
+from outrider.serving.model_source import ModelSource, resolve_model
+from outrider.serving.tokenizer import load_tokenizer
 from training.checkpoint import ResumeError, RunState, load_state
 from training.data import DataError, RowSet, shard_paths
 from training.draft_vocabulary import DraftVocabulary, choose_draft_vocabulary, largest_size
@@ -25,6 +26,7 @@ from training.kernels import choose_kernels
 from training.loss import Vocabulary
 from training.metrics import MetricsFile
 from training.options import Options, parse_options
+from training.own_data import write_own_data
 from training.plot import PlotError, plot_run
 from training.progress import Progress, open_progress
 from training.target import DenseTarget, load_target
@@ -62,13 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(options: Options, progress: Progress) -> int:
     """All stages in order; returns the exit status."""
-    if options.generate is not None:
-        from training.generate import main as generate
-
-        status = generate(shlex.split(options.generate))
-        if status:
-            return status
     device = _device(options.device)
+    if options.generation is not None:
+        write_own_data(options, options.generation, str(device), progress)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     source = resolve_model(options.target)
     target = load_target(source.path, dtype=dtype, device=device)
@@ -96,7 +94,12 @@ def run(options: Options, progress: Progress) -> int:
         "draft_vocabulary_coverage": f"{choice.coverage:.6f}",
     }
     size = export_head(
-        head, choice.ids, options.export, metadata=metadata, max_bytes=options.max_bytes
+        head,
+        choice.ids,
+        options.export,
+        metadata=metadata,
+        max_bytes=options.max_bytes,
+        target=_recorded_target(source, progress),
     )
     progress.note(f"{options.export}: {size} bytes of weights")
     if ending is Ending.PAUSED:
@@ -240,6 +243,16 @@ def _run_target(options: Options, target: DenseTarget, shape: HeadShape, rows: R
         device=target.embedding.device,
         max_length=options.training.max_length,
     )
+
+
+def _recorded_target(source: ModelSource, progress: Progress) -> RecordedTarget | None:
+    try:
+        vocabulary = load_tokenizer(source.path)
+    except ValueError as error:
+        # Data given as token ids needs no tokenizer.
+        progress.note(f"the head's config.json records no tokenizer: {error}")
+        return None
+    return RecordedTarget(name=source.name, tokenizer_sha256=vocabulary.sha256)
 
 
 def _train(trainer: Trainer) -> Ending:

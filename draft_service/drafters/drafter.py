@@ -4,9 +4,9 @@ It knows neither links nor messages. Everything here runs on one thread.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from outrider.engine.sampling import Sampling
 
@@ -56,6 +56,17 @@ class DrafterOffer:
 State = TypeVar("State")
 
 
+class Guide(Protocol):
+    """Has a word in each position of a draft, where the drafter has a word for it at all."""
+
+    def choose(
+        self, draft_token_ids: Sequence[int], token_id: int, probability: Callable[[], float]
+    ) -> int:
+        """The token behind those drafted so far, in place of the drafter's own `token_id`, to
+        which the drafter gives this probability. Called once for each position, ascending.
+        """
+
+
 class Wish(NamedTuple, Generic[State]):
     """One draft that is asked for."""
 
@@ -63,6 +74,8 @@ class Wish(NamedTuple, Generic[State]):
     draft_length: int  # >= 1
     # time.monotonic() behind which a longer draft is of less use than a shorter one now.
     finish_by: float
+    # Asked at each position by drafters that draw one token after the other.
+    guide: Guide | None = None
 
 
 class Proposal(NamedTuple):
@@ -122,3 +135,17 @@ class Drafter(Protocol[State]):
 
     def close(self, state: State) -> None:
         """Frees everything that the sequence had."""
+
+
+# Only an argument of the protocol below.
+Continued = TypeVar("Continued", contravariant=True)
+
+
+@runtime_checkable
+class Continues(Protocol[Continued]):
+    """What a drafter may be able to do besides: say how a draft that is not its own goes on."""
+
+    def continue_from(self, state: Continued, draft_token_ids: Sequence[int]) -> Proposal:
+        """One token behind the committed ones and these, within microseconds, and its evidence;
+        NO_PROPOSAL where it knows none or is not able to. Changes nothing.
+        """

@@ -9,6 +9,7 @@ import hashlib
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,7 @@ from draft_service.drafters.drafter import (
 )
 from draft_service.drafters.eagle3_sequence import Eagle3Sequence
 from draft_service.drafters.pace import ANSWER_SECONDS, MAX_BACKLOG, rows_within
+from draft_service.drafters.probability import probability_of
 from outrider.engine.eagle3.head_runner import HeadOutput, HeadRunner
 from outrider.engine.errors import CacheFull
 from outrider.engine.kv_cache import BlockPool
@@ -54,7 +56,7 @@ class Eagle3Drafter:
 
         `window`: rows that a row attends to at least, in whole blocks; 0 = all. A draft ends
         before a token with which the product of the head's own probabilities falls below
-        `min_probability`; 0 = it does not.
+        `min_probability`; 0 = it does not. Tokens that a guide puts in count as certain.
         """
         assert window >= 0, window
         assert 0 <= min_probability < 1, min_probability
@@ -135,7 +137,7 @@ class Eagle3Drafter:
         """Draws up to that many tokens for each whose features reach its last token but one.
 
         A draft ends behind an end token, where one more position would come too late, and where
-        the head doubts it. One token is always drawn.
+        the head doubts it. One token is always drawn. The draft goes on from what a guide chose.
         """
         drafts = [_Draft(wish) for wish in wishes]
         live = [draft for draft in drafts if draft.state.is_ready]
@@ -220,8 +222,12 @@ class Eagle3Drafter:
         else:
             index = sample_among(logits, ids, sampling, position)
             token_id = int(ids[index])
-        if self._min_probability:
-            draft.probability *= _probability(logits, index, sampling)
+        probability = partial(probability_of, logits, index, sampling)
+        own_token_id = token_id
+        if draft.guide is not None:
+            token_id = draft.guide.choose(draft.token_ids, token_id, probability)
+        if self._min_probability and token_id == own_token_id:
+            draft.probability *= probability()
             if draft.token_ids and draft.probability < self._min_probability:
                 return False
         draft.token_ids.append(token_id)
@@ -231,12 +237,12 @@ class Eagle3Drafter:
 class _Draft:
     """One draft in the making."""
 
-    __slots__ = ("draft_length", "finish_by", "probability", "state", "token_ids")
+    __slots__ = ("draft_length", "finish_by", "guide", "probability", "state", "token_ids")
 
     def __init__(self, wish: Wish[Eagle3Sequence]) -> None:
-        self.state, self.draft_length, self.finish_by = wish
+        self.state, self.draft_length, self.finish_by, self.guide = wish
         self.token_ids: list[int] = []
-        self.probability = 1.0  # of its tokens together, by the head
+        self.probability = 1.0  # of the head's tokens together, by the head
 
     def next_row(self) -> SequenceRows:
         """The row of the last drawn token, at the position before it."""
@@ -255,11 +261,3 @@ def feature_needs_of(runner: HeadRunner) -> FeatureNeeds:
         target_hidden_size=config.target_hidden_size,
         projection=weights.projection,
     )
-
-
-def _probability(logits: npt.NDArray[np.float32], index: int, sampling: Sampling) -> float:
-    """The softmax of one logit at the temperature, without truncations; greedy: at 1."""
-    temperature = 1.0 if sampling.is_greedy else sampling.temperature
-    with np.errstate(over="ignore", under="ignore"):
-        relative = (logits - logits[index]) / np.float32(temperature)
-        return float(1.0 / np.exp(relative).sum())

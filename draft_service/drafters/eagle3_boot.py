@@ -8,6 +8,8 @@ from draft_service.handshake import DraftIdentity
 from outrider.engine.boot import BootReport, Stage
 from outrider.engine.config import EngineConfig
 from outrider.engine.eagle3.boot import HeadEngine, boot_head
+from outrider.engine.eagle3.head_config import TARGET_RECORD, read_recorded_target
+from outrider.engine.errors import ConfigError
 from outrider.serving.errors import ConfigurationError
 from outrider.serving.model_source import resolve_model
 from outrider.serving.tokenizer import load_tokenizer
@@ -39,6 +41,12 @@ def boot_eagle3_drafter(config: DraftConfig, report: BootReport) -> Eagle3Booted
         )
     target = resolve_model(config.model).path
     tokenizer_sha256 = load_tokenizer(target).sha256
+    recorded = read_recorded_target(head)
+    if recorded is not None and recorded.tokenizer_sha256 != tokenizer_sha256:
+        raise ConfigError(
+            f"config.json: {TARGET_RECORD}.tokenizer_sha256 is {recorded.tokenizer_sha256} (of "
+            f"{recorded.name}): must be the target's, {tokenizer_sha256}"
+        )
     engine = boot_head(
         EngineConfig(
             model_path=target,

@@ -1,7 +1,9 @@
 """The hybrid drafter: of two drafters, for each row the one whose draft is worth more there.
 
 The first is asked for every draft, so it should be cheap; the second only for the rows that it
-shall draft. The usual pair is prompt lookup and a model.
+shall draft. The usual pair is prompt lookup and a model. Where the first Continues, it guides the
+second: position by position the draft gets the token of whichever has been right more often where
+the two disagree so.
 """
 
 from array import array
@@ -18,6 +20,7 @@ from draft_service.drafters.drafter import (
     Proposal,
     Wish,
 )
+from draft_service.drafters.hybrid_guide import DisputeTrial, GuideRule, RowGuide
 from draft_service.drafters.hybrid_part import Part, Seat
 from draft_service.drafters.hybrid_rule import Choice, HybridRule, Text, class_of
 from draft_service.drafters.hybrid_trial import MISSING, Trial
@@ -33,17 +36,39 @@ Second = TypeVar("Second")
 Either = TypeVar("Either")
 
 
+class Rules:
+    """What is learned of requests of one kind."""
+
+    __slots__ = ("guide", "row")
+
+    def __init__(self) -> None:
+        self.row = HybridRule()
+        self.guide = GuideRule()
+
+
 class HybridSequence(Generic[First, Second]):
     """One sequence: its places with both drafters, and the proposals not settled yet."""
 
-    __slots__ = ("first", "next_commit", "second", "text", "token_ids", "trials", "tried_length")
+    __slots__ = (
+        "first",
+        "next_commit",
+        "rules",
+        "second",
+        "text",
+        "token_ids",
+        "trials",
+        "tried_length",
+    )
 
-    def __init__(self, token_ids: "array[int]", first: Seat[First], second: Seat[Second]) -> None:
+    def __init__(
+        self, token_ids: "array[int]", first: Seat[First], second: Seat[Second], rules: Rules
+    ) -> None:
         self.token_ids = token_ids
+        self.rules = rules
         self.first = first
         self.second = second
         self.text = Text()
-        self.trials: list[Trial] = []
+        self.trials: list[Trial | DisputeTrial] = []
         # Tokens there were when the latest of them were proposed.
         self.tried_length = 0
         # The most that one step commits, by the last wish.
@@ -62,6 +87,7 @@ class _Row(NamedTuple, Generic[First, Second]):
     evidence_class: int
     choice: Choice
     second_wish: Wish[Second] | None  # None where the second is not asked
+    guide: RowGuide | None  # of the second
 
 
 class HybridDrafter(Generic[First, Second]):
@@ -71,6 +97,9 @@ class HybridDrafter(Generic[First, Second]):
     max_backlog where the next step could put either out of reach, from where on the service
     prepares; all of it where neither can propose. So one drafter serves while the other is being
     prepared, and rows that one serves never cost the other its turn.
+
+    Greedy and sampled requests are learned of apart: a sampled text does not go on as it did
+    before nearly as often.
     """
 
     max_backlog = MAX_BACKLOG
@@ -79,7 +108,8 @@ class HybridDrafter(Generic[First, Second]):
         """Raises ValueError where both need features, and not the same."""
         self._first = Part(first)
         self._second = Part(second)
-        self._rule = HybridRule()
+        self._rules_of_greedy = Rules()
+        self._rules_of_sampled = Rules()
         self.offer = DrafterOffer(
             name=NAME,
             fingerprint=second.offer.fingerprint,
@@ -97,6 +127,7 @@ class HybridDrafter(Generic[First, Second]):
             token_ids,
             self._first.open(token_ids, sampling),
             self._second.open(token_ids, sampling),
+            self._rules_of_greedy if sampling.is_greedy else self._rules_of_sampled,
         )
 
     def add_features(self, state: HybridSequence[First, Second], features: FeatureRows) -> bool:
@@ -147,8 +178,8 @@ class HybridDrafter(Generic[First, Second]):
         firsts = _ask(
             self._first,
             [
-                self._first.wish(state.first, draft_length, finish_by)
-                for state, draft_length, finish_by in wishes
+                self._first.wish(wish.state.first, wish.draft_length, wish.finish_by)
+                for wish in wishes
             ],
         )
         rows = [self._row(wish, first) for wish, first in zip(wishes, firsts, strict=True)]
@@ -172,33 +203,36 @@ class HybridDrafter(Generic[First, Second]):
     def _row(
         self, wish: Wish[HybridSequence[First, Second]], first: Proposal
     ) -> _Row[First, Second]:
+        state = wish.state
         evidence_class = class_of(first.evidence)
-        second_wish = self._second.wish(wish.state.second, wish.draft_length, wish.finish_by)
+        continue_from = self._first.continuation_of(state.first)
+        guide = None if continue_from is None else RowGuide(continue_from, state.rules.guide)
+        second_wish = self._second.wish(state.second, wish.draft_length, wish.finish_by, guide)
         choice = Choice.FIRST
         if second_wish is not None:
-            choice = self._rule.choose(
-                wish.state.text,
+            choice = state.rules.row.choose(
+                state.text,
                 evidence_class,
                 first_length=len(first.token_ids),
                 draft_length=second_wish.draft_length,
             )
         return _Row(
-            state=wish.state,
+            state=state,
             first=first,
             evidence_class=evidence_class,
             choice=choice,
             second_wish=None if choice is Choice.FIRST else second_wish,
+            guide=guide,
         )
 
     def _take(self, row: _Row[First, Second], second: Proposal) -> Proposal:
         """The draft that is used; both proposals are remembered, to be compared with what comes."""
-        state, first = row.state, row.first
-        first_length = self._rule.expected_of_first(row.evidence_class, len(first.token_ids))
+        state, first, wish = row.state, row.first, row.second_wish
+        rule = state.rules.row
+        first_length = rule.expected_of_first(row.evidence_class, len(first.token_ids))
         second_length = 0.0
-        if row.second_wish is not None:
-            second_length = self._rule.expected_of_second(
-                row.evidence_class, row.second_wish.draft_length
-            )
+        if wish is not None:
+            second_length = rule.expected_of_second(row.evidence_class, wish.draft_length)
         uses_second = bool(second.token_ids) and (
             row.choice is Choice.SECOND or not first.token_ids
         )
@@ -211,26 +245,41 @@ class HybridDrafter(Generic[First, Second]):
                         first.token_ids,
                         start=state.tried_length,
                         expected_length=first_length,
-                        count=partial(self._rule.count_first, row.evidence_class),
+                        count=partial(rule.count_first, row.evidence_class),
                         fit=state.text.first,
                         usage=None if uses_second else self._first.usage,
                     )
                 )
-            if second.token_ids and row.second_wish is not None:
-                is_short = len(second.token_ids) < row.second_wish.draft_length
+            if second.token_ids and wish is not None:
+                is_short = len(second.token_ids) < wish.draft_length
                 state.trials.append(
                     Trial(
                         [*second.token_ids, *((MISSING,) if is_short else ())],
                         start=state.tried_length,
                         expected_length=second_length,
-                        count=partial(self._rule.count_second, row.evidence_class),
+                        count=partial(rule.count_second, row.evidence_class),
                         fit=state.text.second,
                         usage=self._second.usage if uses_second else None,
                     )
                 )
+                state.trials.extend(_trials_of_disputes(row, second))
         if uses_second:
             return Proposal(second.token_ids, round(100 * second_length))
         return Proposal(first.token_ids, round(100 * first_length))
+
+
+def _trials_of_disputes(row: _Row[First, Second], second: Proposal) -> list[DisputeTrial]:
+    """None where the second had no guide or none was needed."""
+    if row.guide is None or not row.guide.disputes:
+        return []
+    return [
+        DisputeTrial(
+            second.token_ids,
+            row.guide.disputes,
+            start=row.state.tried_length,
+            rule=row.state.rules.guide,
+        )
+    ]
 
 
 def _ask(part: Part[Either], wishes: Sequence[Wish[Either] | None]) -> list[Proposal]:

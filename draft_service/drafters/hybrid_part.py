@@ -5,10 +5,19 @@ go of, and the other serves alone.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Generic
 
-from draft_service.drafters.drafter import Drafter, FeatureRows, State, Wish
+from draft_service.drafters.drafter import (
+    Continues,
+    Drafter,
+    FeatureRows,
+    Guide,
+    Proposal,
+    State,
+    Wish,
+)
 from draft_service.drafters.hybrid_trial import Usage
 from outrider.engine.sampling import Sampling
 
@@ -30,6 +39,9 @@ class Part(Generic[State]):
         self.drafter = drafter
         self.offer = drafter.offer
         self.usage = Usage()
+        self._continues: Continues[State] | None = (
+            drafter if isinstance(drafter, Continues) else None
+        )
 
     def open(self, token_ids: "array[int]", sampling: Sampling) -> Seat[State]:
         """A seat, empty where the sequence is too long."""
@@ -76,13 +88,27 @@ class Part(Generic[State]):
             self.drafter.prepare(behind, budget_seconds)
         return bool(behind)
 
-    def wish(self, seat: Seat[State], draft_length: int, finish_by: float) -> Wish[State] | None:
+    def continuation_of(self, seat: Seat[State]) -> Callable[[Sequence[int]], Proposal] | None:
+        """What continues drafts that are not its own, until the next commit; None where it cannot
+        do that, or cannot be asked.
+        """
+        if self._continues is None or not self.can_propose(seat) or seat.state is None:
+            return None
+        return partial(self._continues.continue_from, seat.state)
+
+    def wish(
+        self,
+        seat: Seat[State],
+        draft_length: int,
+        finish_by: float,
+        guide: Guide | None = None,
+    ) -> Wish[State] | None:
         """The wish within this drafter's bounds; None where it cannot be asked."""
         room = self.offer.max_sequence_length - len(seat.token_ids)
         length = min(draft_length, self.offer.max_draft_length, room)
         if length < 1 or not self.can_propose(seat) or seat.state is None:
             return None
-        return Wish(seat.state, length, finish_by)
+        return Wish(seat.state, length, finish_by, guide)
 
     def close(self, seat: Seat[State]) -> None:
         """Lets the sequence go."""

@@ -3,7 +3,13 @@
 from array import array
 from collections.abc import Sequence
 
-from draft_service.drafters.drafter import DrafterOffer, FeatureRows, Proposal, Wish
+from draft_service.drafters.drafter import (
+    NO_PROPOSAL,
+    DrafterOffer,
+    FeatureRows,
+    Proposal,
+    Wish,
+)
 from draft_service.drafters.ngram import SuffixIndex
 from outrider.engine.sampling import Sampling
 
@@ -32,7 +38,7 @@ class NgramSequence:
 
 
 class NgramDrafter:
-    """Proposes what followed the last tokens where they stood before."""
+    """Proposes what followed the last tokens where they stood before; continues others' drafts."""
 
     max_backlog = TOKENS_PER_PIECE
 
@@ -68,10 +74,30 @@ class NgramDrafter:
     def propose(self, wishes: Sequence[Wish[NgramSequence]]) -> list[Proposal]:
         """Continues each from its longest match, well within any time; evidence is its length."""
         proposals = []
-        for state, draft_length, _ in wishes:
-            state.catch_up(self.max_backlog)
-            proposals.append(Proposal(*state.index.propose(draft_length)))
+        for wish in wishes:
+            wish.state.catch_up(self.max_backlog)
+            proposals.append(Proposal(*wish.state.index.propose(wish.draft_length)))
         return proposals
+
+    def continue_from(self, state: NgramSequence, draft_token_ids: Sequence[int]) -> Proposal:
+        """The token behind the longest match of the committed tokens and these.
+
+        NO_PROPOSAL also while more than max_backlog tokens are not indexed, and beyond the bound
+        on a sequence's length.
+        """
+        length = len(state.token_ids)
+        if (
+            self.backlog(state) > self.max_backlog
+            or length + len(draft_token_ids) >= MAX_SEQUENCE_LENGTH
+        ):
+            return NO_PROPOSAL
+        state.catch_up(self.max_backlog)
+        if not draft_token_ids:
+            return Proposal(*state.index.propose(1))
+        state.index.extend(draft_token_ids)
+        proposal = Proposal(*state.index.propose(1))
+        state.index.truncate(length)
+        return proposal
 
     def close(self, state: NgramSequence) -> None:
         """The index goes with the state."""

@@ -7,12 +7,14 @@ Suresh, arXiv 2408.07978), so a drafter with the target's weights proposes the t
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from draft_service.drafters.drafter import DrafterOffer, FeatureRows, Proposal, Wish
 from draft_service.drafters.pace import ANSWER_SECONDS, MAX_BACKLOG, rows_within
+from draft_service.drafters.probability import probability_of
 from outrider.engine.errors import CacheFull
 from outrider.engine.kv_cache import BlockPool
 from outrider.engine.runner import Runner, SequenceRows
@@ -136,10 +138,12 @@ class StandaloneDrafter:
 
         A draft ends behind an end token, and where one more position would come too late: a
         short draft in time is worth more than a long one behind it. One token is always drawn.
+        The draft goes on from what a guide chose.
         """
         drafts: list[list[int]] = [[] for _ in wishes]
         batch = []
-        for index, (state, _, _) in enumerate(wishes):
+        for index, wish in enumerate(wishes):
+            state = wish.state
             state.settle()
             state.draft_tail = []
             # The last token is run again if it is in the cache: its logits are not.
@@ -150,13 +154,17 @@ class StandaloneDrafter:
         while batch:
             drawn = []
             for (index, rows), logits in zip(batch, self._forward(batch), strict=True):
-                state, draft = wishes[index].state, drafts[index]
+                (state, _, _, guide), draft = wishes[index], drafts[index]
                 if draft:
                     state.draft_tail.append(draft[-1])
                 else:
                     state.cached_length = len(state.token_ids)
                 position = rows.start + len(rows.token_ids)
-                draft.append(sample(logits, state.sampling, position))
+                token_id = sample(logits, state.sampling, position)
+                if guide is not None:
+                    probability = partial(probability_of, logits, token_id, state.sampling)
+                    token_id = guide.choose(draft, token_id, probability)
+                draft.append(token_id)
                 drawn.append((index, position))
             now = self._clock()
             # The next position takes about as long as this one did.

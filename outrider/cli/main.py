@@ -16,6 +16,7 @@ from outrider.cli.cluster import Cluster, ClusterOptions, installed_services, pl
 from outrider.cli.completion import ServerError
 from outrider.cli.demo import show
 from outrider.cli.status import print_status
+from outrider.cli.train import train_eagle3
 from outrider.cli.up import announce_and_wait, run_up
 from outrider.serving.config import ENVIRONMENT_PREFIX
 from outrider.serving.errors import ConfigurationError
@@ -200,6 +201,17 @@ def demo() -> None:
     else:
         typer.echo(f"outrider demo: the services' logs are in {log_directory}", err=True)
     raise typer.Exit(code)
+
+
+# The arguments are those of the package `training`, its --help included.
+@app.command(
+    "train-eagle3",
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def train(context: typer.Context) -> None:
+    """Train an EAGLE-3 head for a target: data, training, evaluation; see its own --help."""
+    raise typer.Exit(train_eagle3(context.args))
 
 
 @app.callback(invoke_without_command=True)

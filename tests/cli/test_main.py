@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -60,3 +61,32 @@ def test_every_flag_of_up_shows_its_variable() -> None:
 
 def test_the_version_is_told() -> None:
     assert outrider("--version").stdout.strip() == __version__
+
+
+def test_train_eagle3_has_the_help_of_the_package_training() -> None:
+    done = outrider("train-eagle3", "--help")
+    assert done.exit_code == 0
+    assert done.stdout.startswith("usage: outrider train-eagle3 --output DIR --max-seconds N")
+    assert "--generate-seconds" in done.stdout
+    assert "train-eagle3" in outrider("--help").stdout
+
+
+def test_train_eagle3_passes_on_what_training_answers(tmp_path: Path) -> None:
+    done = outrider("train-eagle3", "--output", str(tmp_path))
+    assert done.exit_code == 2
+    assert "give --max-seconds or --max-updates" in done.stderr
+    no_data = ("--data", str(tmp_path / "none"), "--max-seconds", "1", "--device", "cpu")
+    done = outrider(
+        "train-eagle3", "--output", str(tmp_path), "--target", str(tmp_path / "absent"), *no_data
+    )
+    assert done.exit_code == 1
+    assert done.stderr.startswith("error: ") and "absent" in done.stderr
+
+
+def test_train_eagle3_names_what_is_missing_without_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    done = outrider("train-eagle3", "--output", str(tmp_path), "--max-seconds", "1")
+    assert done.exit_code == 1
+    assert "training needs torch: pip install 'outrider[train]'" in done.stderr

@@ -103,7 +103,7 @@ class FeatureDrafter:
 
     def propose(self, wishes: Sequence[Wish[FeatureSequence]]) -> list[Proposal]:
         proposals = []
-        for state, _, _ in wishes:
+        for state, _, _, _ in wishes:
             assert self.backlog(state) <= self.max_backlog
             state.worked_length = state.workable_length
             is_ready = self.backlog(state) == 0

@@ -79,7 +79,7 @@ class ScriptedDrafter:
     def propose(self, wishes: Sequence[Wish[ScriptedSequence]]) -> list[Proposal]:
         assert wishes
         self.batches.append(list(wishes))
-        for state, draft_length, _ in wishes:
+        for state, draft_length, _, _ in wishes:
             assert self.backlog(state) <= self.max_backlog
             assert 1 <= draft_length <= self.offer.max_draft_length
             assert len(state.token_ids) + draft_length <= self.offer.max_sequence_length

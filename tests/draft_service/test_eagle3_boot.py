@@ -136,6 +136,33 @@ def test_a_head_for_another_vocabulary_is_refused_in_stage_config(
     assert report.stages == ["config"]
 
 
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        ({"name": "other", "tokenizer_sha256": "ab"}, r"tokenizer_sha256 is ab \(of other\): must"),
+        ({"name": "other"}, "outrider_target.tokenizer_sha256 is None: must be a text"),
+    ],
+)
+def test_a_head_that_records_another_tokenizer_is_refused_in_stage_config(
+    record: dict[str, str], words: str, config: DraftConfig, tmp_path: Path
+) -> None:
+    files = head_for_two_layers()
+    files.settings["outrider_target"] = record
+    files.write(tmp_path / "head")
+    report = Report()
+    with pytest.raises(ConfigError, match=words):
+        boot_eagle3_drafter(config, report)
+    assert report.stages == ["config"]
+
+
+def test_a_head_that_records_its_own_target_is_taken(config: DraftConfig, tmp_path: Path) -> None:
+    files = head_for_two_layers()
+    sha256 = load_tokenizer(Path(config.model)).sha256
+    files.settings["outrider_target"] = {"name": "tiny", "tokenizer_sha256": sha256}
+    files.write(tmp_path / "head")
+    assert boot_eagle3_drafter(config, Report()).identity.tokenizer_sha256 == sha256
+
+
 def test_a_broken_head_is_refused_in_stage_weights(config: DraftConfig, tmp_path: Path) -> None:
     report = Report()
     files = head_for_two_layers()

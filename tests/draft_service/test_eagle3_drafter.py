@@ -14,8 +14,10 @@ from head_play import (
     Played,
     RecordingRunner,
     drafter_of,
+    largest_error,
     load_runner,
 )
+from scripted_guide import ScriptedGuide
 
 from draft_service.drafters.drafter import NO_PROPOSAL, FeatureRows, Wish
 from draft_service.drafters.eagle3 import Eagle3Drafter
@@ -31,6 +33,7 @@ from tests.engine.head_checkpoint import (
     flat_head,
     head_tensors,
 )
+from tests.engine.head_reference import ReferenceHead
 
 
 @pytest.fixture
@@ -249,6 +252,37 @@ def test_a_draft_ends_where_the_head_doubts_it(
         assert other.propose(6) == draft[:length]
     sure = ready(drafter_of(runner, min_probability=0.999999), 3, sampling=sampling)
     assert sure.propose(6) == draft[:1]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=0.5, seed=3)], ids=str)
+def test_a_draft_goes_on_from_what_the_guide_chose(sampling: Sampling, tmp_path: Path) -> None:
+    files = flat_head()
+    runner, reference = load_runner(files, tmp_path), ReferenceHead(files)
+    played = ready(drafter_of(runner), 3, sampling=sampling)
+    own = played.propose(5)
+    runner.take_logits(played.state)
+    guide = ScriptedGuide({1: (own[1] + 1) % EOS_TOKEN_ID})
+    (proposal,) = played.drafter.propose([played.wish(5)._replace(guide=guide)])
+    draft = proposal.token_ids
+    assert draft[:2] == [own[0], guide.replacements[1]]
+    assert [asked[0] for asked in guide.asked] == [draft[:offset] for offset in range(len(draft))]
+    assert [asked[1] for asked in guide.asked] == [*own[:2], *draft[2:]]
+    # The head read the guide's token, not its own.
+    found = runner.take_logits(played.state)[: len(draft)]
+    assert largest_error(found, played.expected(reference, draft)) < 1e-4
+    for (_, token_id, probability), logits in zip(guide.asked, found, strict=True):
+        row = torch.from_numpy(logits) / (sampling.temperature or 1.0)
+        index = list(reference.target_ids).index(token_id)
+        assert probability == pytest.approx(float(row.softmax(0)[index]), rel=1e-4)
+
+
+def test_a_token_of_the_guide_is_not_doubted(runner: RecordingRunner) -> None:
+    played = ready(drafter_of(runner, min_probability=0.999999), 3)
+    own = played.propose(6)
+    assert len(own) == 1
+    guide = ScriptedGuide({1: 5, 2: 6})
+    (proposal,) = played.drafter.propose([played.wish(6)._replace(guide=guide)])
+    assert proposal.token_ids == [*own, 5, 6]
 
 
 def test_the_longest_sequence_is_drafted_for_to_its_end(runner: RecordingRunner) -> None:

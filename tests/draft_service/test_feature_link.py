@@ -103,6 +103,7 @@ def no_ring_is_left() -> Iterator[None]:
         ("auto", "another", "inline"),
         ("auto", "", "inline"),
         ("inline", "own", "inline"),
+        ("shared_memory", "own", "shared_memory"),
     ],
 )
 def test_features_come_by_shared_memory_only_from_this_host_and_where_it_is_allowed(
@@ -119,6 +120,20 @@ def test_features_come_by_shared_memory_only_from_this_host_and_where_it_is_allo
                 assert ring_files() == names
                 assert bool(names) is (expected == "shared_memory")
                 assert projection == PROJECTION
+
+    run(scenario())
+
+
+def test_a_target_without_shared_memory_is_refused_where_nothing_else_is_allowed() -> None:
+    async def scenario() -> None:
+        async with serving(FeatureDrafter(), feature_transport="shared_memory") as service:
+            message = feature_hello(host="another")
+            async with raw_stream(service.address) as call:
+                reply = await Client(call=call, hello=message).shake_hands()
+                refusal = reply.refusal
+                assert refusal.field == "features.transport"
+                assert (refusal.target_value, refusal.draft_value) == ("inline", "shared_memory")
+                assert not reply.HasField("features")
 
     run(scenario())
 

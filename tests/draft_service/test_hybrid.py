@@ -5,6 +5,7 @@ import random
 import re
 from array import array
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from fake_runner import BLOCK_SIZE, FakeRunner, next_token, pool_of
 from feature_drafter import needs_of
 from link_client import Row, drafts_in
 from proposer_client import Driver
-from scripted_drafter import ScriptedDrafter
+from scripted_drafter import ScriptedDrafter, ScriptedSequence
 
 from draft_service.drafters.drafter import NO_PROPOSAL, FeatureRows, Proposal, Wish
 from draft_service.drafters.hybrid import HybridDrafter, HybridSequence
@@ -24,6 +25,7 @@ from outrider.engine.sampling import Sampling
 from outrider.v1 import draft_pb2
 
 GREEDY = Sampling(temperature=0.0)
+SAMPLED = Sampling(temperature=1.0, seed=3)
 NEVER = float("inf")
 # Ends in a long match, in none.
 REPEATED = [1, 2, 3, 4, 5, 6, 7, 8] * 4
@@ -45,8 +47,10 @@ def knows_nothing(committed: Sequence[int], draft_length: int) -> Proposal:
     return NO_PROPOSAL
 
 
-def opened(drafter: HybridDrafter, token_ids: Sequence[int]) -> HybridSequence:
-    state = drafter.open(array("i", token_ids), GREEDY)
+def opened(
+    drafter: HybridDrafter, token_ids: Sequence[int], sampling: Sampling = GREEDY
+) -> HybridSequence:
+    state = drafter.open(array("i", token_ids), sampling)
     assert drafter.reserve(state, len(token_ids))
     while drafter.backlog(state):
         drafter.prepare([state], 0.02)
@@ -106,8 +110,8 @@ def test_wishes_keep_their_time_and_each_drafter_its_bounds() -> None:
     state = opened(drafter, NEW)
     (proposal,) = drafter.propose([Wish(state, 6, 12.5)])
     assert proposal.token_ids == SECONDS[:6]
-    assert [wish[1:] for wish in first.batches[0]] == [(2, 12.5)]
-    assert [wish[1:] for wish in second.batches[0]] == [(6, 12.5)]
+    assert [wish[1:] for wish in first.batches[0]] == [(2, 12.5, None)]
+    assert [wish[1:] for wish in second.batches[0]] == [(6, 12.5, None)]
 
 
 def test_a_first_that_is_right_in_the_shadow_is_used_though_nobody_believed_in_it() -> None:
@@ -129,7 +133,7 @@ def test_only_what_was_committed_counts_when_a_sequence_ends_early() -> None:
     first = ScriptedDrafter(lambda *asked: counts_up(*asked, evidence=1))
     second = ScriptedDrafter(knows_nothing)
     drafter = HybridDrafter(first, second)
-    rule = drafter._rule
+    rule = drafter._rules_of_greedy.row
     before = [rule.expected_of_first(1, length) for length in (1, 2, 3, 4)]
     state = opened(drafter, [0])
     propose(drafter, state)
@@ -173,7 +177,7 @@ def test_a_second_that_is_shorter_than_wished_is_worth_less() -> None:
     for _ in range(60):
         propose(drafter, state)
         state.token_ids.append(state.token_ids[-1] + 1)
-    assert drafter._rule.expected_of_second(0, 5) == pytest.approx(1, abs=0.15)
+    assert drafter._rules_of_greedy.row.expected_of_second(0, 5) == pytest.approx(1, abs=0.15)
 
 
 def test_where_the_second_has_nothing_the_first_serves() -> None:
@@ -389,6 +393,135 @@ def test_prompt_lookup_and_a_model_together_draft_as_each_alone_would() -> None:
     assert len(pool.allocate(200)) == 200
 
 
+class GuidedDrafter(ScriptedDrafter):
+    """Asks the guide at each position, with a probability that a test sets."""
+
+    probability = 0.5
+
+    def propose(self, wishes: Sequence[Wish[ScriptedSequence]]) -> list[Proposal]:
+        return [
+            Proposal(self.guided(wish, proposal.token_ids))
+            for wish, proposal in zip(wishes, super().propose(wishes), strict=True)
+        ]
+
+    def guided(self, wish: Wish[ScriptedSequence], token_ids: Sequence[int]) -> list[int]:
+        draft: list[int] = []
+        for token_id in token_ids:
+            assert wish.guide is not None
+            draft.append(wish.guide.choose(draft, token_id, lambda: self.probability))
+        return draft
+
+
+# Ends in a match of one token, behind which a long one begins.
+ONE_MATCHES = [*range(1, 20), 50, 1]
+
+
+def test_the_first_guides_the_second_where_its_match_says_more_than_the_seconds_own_word() -> None:
+    second = GuidedDrafter(says([70, 3, 4, 5, 6]))
+    drafter = HybridDrafter(NgramDrafter(), second)
+    second.probability = 0.3
+    # A match of one token is not enough; behind the second's tokens there is none.
+    assert propose(drafter, opened(drafter, ONE_MATCHES)) == [[70, 3, 4, 5, 6]]
+    # Behind 1, 2, 3, which both have, it says 4: three tokens are.
+    second.script = says([2, 3, 70, 71, 72])
+    assert propose(drafter, opened(drafter, ONE_MATCHES)) == [[2, 3, 4, 5, 6]]
+    second.probability = 0.9
+    assert propose(drafter, opened(drafter, ONE_MATCHES)) == [[2, 3, 70, 71, 72]]
+
+
+def test_the_guide_leaves_the_first_as_it_was() -> None:
+    first = NgramDrafter()
+    drafter = HybridDrafter(first, GuidedDrafter(says([2, 3, 70, 71, 72])))
+    state = opened(drafter, ONE_MATCHES)
+    propose(drafter, state)
+    assert len(state.first.state.index) == len(ONE_MATCHES)
+    alone = first.open(state.token_ids, GREEDY)
+    assert first.propose([Wish(alone, 5, NEVER)]) == first.propose(
+        [Wish(state.first.state, 5, NEVER)]
+    )
+
+
+# The first has no match, until something is drafted.
+NO_MATCH = [*range(1, 20), 50]
+
+
+def drafts_before(
+    drafter: HybridDrafter, committed: Sequence[int], sampling: Sampling = GREEDY
+) -> list[list[int]]:
+    """Of sequences one after the other, each of which goes on so behind its draft."""
+    drafts = []
+    for _ in range(12):
+        state = opened(drafter, NO_MATCH, sampling)
+        drafts.append(propose(drafter, state, draft_length=3)[0])
+        state.token_ids.extend(committed)
+        drafter.close(state)
+    return drafts
+
+
+def test_which_of_the_two_is_right_is_learned_from_what_is_committed() -> None:
+    """The second is sure and wrong where the first contradicts it."""
+    second = GuidedDrafter(says([1, 70, 71]))
+    second.probability = 0.9
+    drafts = drafts_before(HybridDrafter(NgramDrafter(), second), [1, 2])
+    assert drafts[0] == [1, 70, 71]
+    assert drafts[-1] == [1, 2, 71]
+    # One change, then never back.
+    assert sum(left != right for left, right in pairwise(drafts)) == 1
+
+
+@pytest.mark.parametrize("committed", [[60, 2, 3], [1], []], ids=["wrong before", "end", "none"])
+def test_a_dispute_that_nobody_can_settle_teaches_nothing(committed: list[int]) -> None:
+    second = GuidedDrafter(says([1, 70, 71]))
+    second.probability = 0.9
+    drafts = drafts_before(HybridDrafter(NgramDrafter(), second), committed)
+    assert drafts == [[1, 70, 71]] * 12
+
+
+def test_a_dispute_of_a_draft_asked_for_again_counts_once() -> None:
+    second = GuidedDrafter(says([1, 70, 71]))
+    second.probability = 0.9
+    drafter = HybridDrafter(NgramDrafter(), second)
+    state = opened(drafter, NO_MATCH)
+    for _ in range(50):
+        propose(drafter, state, draft_length=3)
+    state.token_ids.extend([1, 2])
+    drafter.close(state)
+    assert drafts_before(drafter, [])[0] == [1, 70, 71]
+
+
+def test_greedy_and_sampled_requests_are_learned_of_apart() -> None:
+    second = GuidedDrafter(says([1, 70, 71]))
+    second.probability = 0.9
+    drafter = HybridDrafter(NgramDrafter(), second)
+    assert drafts_before(drafter, [1, 2], SAMPLED)[-1] == [1, 2, 71]
+    assert drafts_before(drafter, [1, 70])[0] == [1, 70, 71]
+    assert drafts_before(drafter, [], SAMPLED)[0] == [1, 2, 71]
+
+
+def test_how_far_drafts_get_is_learned_of_greedy_and_sampled_requests_apart() -> None:
+    first = ScriptedDrafter(lambda *asked: counts_up(*asked, evidence=1))
+    drafter = HybridDrafter(first, ScriptedDrafter(says(SECONDS), name="second"))
+    for _ in range(12):
+        state = opened(drafter, NEW, SAMPLED)
+        propose(drafter, state)
+        state.token_ids.extend(counts_up(NEW, 5).token_ids)
+        drafter.close(state)
+    assert propose(drafter, opened(drafter, NEW)) == [SECONDS[:5]]
+    assert propose(drafter, opened(drafter, NEW, SAMPLED)) == [counts_up(NEW, 5).token_ids]
+
+
+def test_without_the_capability_or_where_it_is_behind_there_is_no_guide() -> None:
+    for first in (ScriptedDrafter(knows_nothing), NgramDrafter()):
+        second = ScriptedDrafter(says(SECONDS))
+        drafter = HybridDrafter(first, second)
+        state = drafter.open(array("i", range(400)), GREEDY)
+        assert drafter.reserve(state, 410)
+        while second.backlog(second.states[0]):
+            second.prepare(second.states, 0.02)
+        drafter.propose([Wish(state, 5, NEVER)])
+        assert [wish.guide for wish in second.batches[0]] == [None]
+
+
 def replay(drafter: HybridDrafter, token_ids: list[int], start: int = 200) -> float:
     """Mean accepted length over a text that is known."""
     state = opened(drafter, token_ids[:start])
@@ -444,7 +577,7 @@ def test_over_a_real_text_it_does_as_the_best_fixed_rule_whatever_the_second_is_
     def with_rule(rule: HybridRule) -> float:
         second = ScriptedDrafter(knows_the_text, max_sequence_length=10**6)
         drafter = HybridDrafter(NgramDrafter(), second)
-        drafter._rule = rule
+        drafter._rules_of_greedy.row = rule
         return replay(drafter, token_ids)
 
     # From any match on, from a longer one on, ..., never.

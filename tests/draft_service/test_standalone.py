@@ -3,10 +3,12 @@
 from array import array
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
-from fake_runner import VOCAB_SIZE, FakeRunner, next_token, pool_of
+from fake_runner import VOCAB_SIZE, FakeRunner, logits_of, next_token, pool_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scripted_guide import ScriptedGuide
 
 from draft_service.drafters.drafter import Wish
 from draft_service.drafters.pace import MAX_BACKLOG
@@ -190,3 +192,36 @@ def test_blocks_run_out_for_one_sequence_only_and_come_back_when_it_is_closed() 
     drafter.close(first)
     again = opened(drafter, [3] * 16)
     drafter.close(again)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
+def test_a_draft_goes_on_from_what_the_guide_chose(sampling: Sampling) -> None:
+    drafter = drafter_over(FakeRunner())
+    state, other = opened(drafter, PROMPT, sampling), opened(drafter, PROMPT, sampling)
+    assert drafter.reserve(state, len(PROMPT) + 5)
+    assert drafter.reserve(other, len(PROMPT) + 5)
+    own = continued(0, PROMPT, sampling, 5)
+    replaced = [*own[:2], (own[2] + 1) % VOCAB_SIZE]
+    guide = ScriptedGuide({2: replaced[2]})
+    wishes = [Wish(state, 5, NEVER, guide), Wish(other, 5, NEVER)]
+    draft, unguided = proposed(drafter, wishes)
+    assert draft == replaced + continued(0, PROMPT + replaced, sampling, 2)
+    assert unguided == own
+    assert [asked[0] for asked in guide.asked] == [draft[:offset] for offset in range(5)]
+    assert [asked[1] for asked in guide.asked] == [*own[:3], *draft[3:]]
+    for drafted, token_id, probability in guide.asked:
+        scaled = np.float64(logits_of(0, PROMPT + drafted)) / (sampling.temperature or 1)
+        weights = np.exp(scaled - scaled.max())
+        assert probability == pytest.approx(weights[token_id] / weights.sum(), rel=1e-4)
+    # What was drafted so is in the cache, and of use once it is committed.
+    state.token_ids.extend(draft[:4])
+    assert drafter.backlog(state) == 0
+    assert propose(drafter, state, 3) == continued(0, PROMPT + draft[:4], sampling, 3)
+
+
+def test_an_end_token_that_the_guide_chose_ends_the_draft() -> None:
+    drafter = drafter_over(FakeRunner(), eos_token_ids=[49])
+    state = opened(drafter, PROMPT)
+    assert drafter.reserve(state, len(PROMPT) + 5)
+    (draft,) = proposed(drafter, [Wish(state, 5, NEVER, ScriptedGuide({1: 49}))])
+    assert draft == [*continued(0, PROMPT, GREEDY, 1), 49]

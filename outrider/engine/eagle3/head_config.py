@@ -53,6 +53,10 @@ SUSPICIOUS = re.compile(
 KNOWN_NESTED = frozenset({LAYER_IDS, "norm_before_fc", "use_aux_hidden_state"})
 
 
+# What this project's training says of the target, for people and for the draft service's start.
+TARGET_RECORD = "outrider_target"
+
+
 class LayerIdSource(StrEnum):
     """Where a head says which hidden states it reads, and so what its numbers mean."""
 
@@ -103,6 +107,28 @@ class Eagle3Config:
     def has_whole_vocabulary(self) -> bool:
         """Draft ids are the target's ids."""
         return self.draft_vocab_size == self.layer.vocab_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedTarget:
+    """The target whose text a head was trained on."""
+
+    name: str
+    tokenizer_sha256: str
+
+
+def read_recorded_target(directory: Path) -> RecordedTarget | None:
+    """What a head says of its target; None where it says nothing. Raises ConfigError."""
+    record = _object(read_json(directory / "config.json"), TARGET_RECORD)
+    if not record:
+        return None
+    values = []
+    for name in ("name", "tokenizer_sha256"):
+        value = record.get(name)
+        if not isinstance(value, str):
+            raise ConfigError(f"config.json: {TARGET_RECORD}.{name} is {value!r}: must be a text")
+        values.append(value)
+    return RecordedTarget(name=values[0], tokenizer_sha256=values[1])
 
 
 def read_head_config(directory: Path, target: ModelConfig) -> Eagle3Config:
