@@ -35,7 +35,10 @@ def test_an_unknown_variable_is_an_error_that_names_it() -> None:
         (("up", "--speculation", "maybe"), "'maybe' is not one of"),
         (("up", "--rest-port", "70000"), "65535"),
         (("up", "--rest-port", "0", "--draft", "tarot"), "outrider up: draft: draft is 'tarot'"),
-        (("up", "--rest-port", "0", "--threads=-1"), "outrider up: target: threads is '-1'"),
+        (
+            ("up", "--rest-port", "0", "--threads=-1"),
+            "threads is '-1': Input should be greater than or equal to 0",
+        ),
         (("frobnicate",), "No such command"),
     ],
 )

@@ -26,6 +26,7 @@ POINTS = [
     *(("ngram", "target", stage) for stage in ENGINE_STAGES),
     *(("ngram", "draft", stage) for stage in NGRAM_STAGES),
     *(("standalone", "draft", stage) for stage in ENGINE_STAGES),
+    *(("auto", "draft", stage) for stage in ENGINE_STAGES),
     *(("ngram", "gateway", stage) for stage in GATEWAY_STAGES),
     ("ngram", "target", "step"),
     ("ngram", "target", "verify"),
@@ -40,6 +41,7 @@ SOME = {
     ("ngram", "target", "first_decode", "exit"),
     ("ngram", "draft", "first_decode", "exit"),
     ("standalone", "draft", "kv_cache", "raise"),
+    ("auto", "draft", "weights", "raise"),
     ("ngram", "gateway", "canary", "raise"),
     ("ngram", "gateway", "tokenizer", "hang"),
     ("ngram", "target", "step", "hang"),
@@ -67,11 +69,10 @@ def faults(some: set[tuple[str, str, str, str]]) -> list[Any]:
 
 def start(model: Path, drafter: str, fault: str, *flags: str) -> Cluster:
     draft_model = ("--draft-model", str(model)) if drafter == "standalone" else ()
+    # The head that ships fits the default model alone.
+    target = () if drafter == "auto" else ("--model", str(model))
     return Cluster(
-        [
-            "--model", str(model), "--draft", drafter, *draft_model, "--speculation", "fixed",
-            *flags,
-        ],
+        [*target, "--draft", drafter, *draft_model, "--speculation", "fixed", *flags],
         {
             "OUTRIDER_INJECT_FAULT": fault,
             # Short only where something hangs: on a busy machine other stages take their time.

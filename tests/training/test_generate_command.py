@@ -46,7 +46,7 @@ def test_short_and_long_rows_are_written_with_their_prompts(
         "\n".join(json.dumps({"prompt": f"Is {n} even?"}) for n in range(40)), encoding="utf-8"
     )
     summary = run(
-        model_directory, tmp_path / "out", "--max-seconds", "6", "--workers", workers,
+        model_directory, tmp_path / "out", "--max-seconds", "10", "--workers", workers,
         "--documents", str(texts), "--prompts", str(prompts), "--long-share", "0.5",
     )  # fmt: skip
     kinds = summary["rows_by_kind"]
