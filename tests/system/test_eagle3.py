@@ -221,7 +221,6 @@ def test_behind_a_bypass_acceptance_is_what_it_was(inline_cluster: Cluster) -> N
     rest = Drafting.between(back, after)
     assert rest.emitted > max_tokens / 3
     expected = watch.behind(max_tokens - rest.emitted)
-    print(f"behind the bypass {rest}, undisturbed {expected}")
     assert rest.acceptance_length == pytest.approx(expected.acceptance_length, rel=TOLERANCE)
 
 
@@ -243,7 +242,8 @@ def test_a_long_answer_is_drafted_for_as_well_behind_a_restart_as_without_one(dr
             os.kill(draft_process, signal.SIGKILL)
             time.sleep(1)
             before = accepted(cluster)
-            while accepted(cluster) == before:
+            # Until the gateway's own canary, whose drafts count as well, is through with it.
+            while accepted(cluster) == before or cluster.get("/readyz").json()["degraded"]:
                 assert not running.done(), "it came to its end before the draft service was back"
                 time.sleep(0.1)
             back = cluster.metrics()
@@ -252,13 +252,6 @@ def test_a_long_answer_is_drafted_for_as_well_behind_a_restart_as_without_one(dr
         rest = Drafting.between(back, after)
         assert rest.emitted > 200
         expected = watch.behind(max_tokens - rest.emitted)
-        print(f"behind the restart {rest}, undisturbed {expected}")
-        dropped = {
-            name: after[name] - back[name]
-            for name in after
-            if name.startswith("outrider_draft_rows_dropped_total") and after[name] > back[name]
-        }
-        print(dropped)
         assert rest.acceptance_length == pytest.approx(expected.acceptance_length, rel=TOLERANCE)
         resyncs = 'outrider_link_messages_total{direction="received",kind="resync"}'
         assert after[resyncs] - disturbed.samples[0][resyncs] <= 2
