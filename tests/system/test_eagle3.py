@@ -114,7 +114,7 @@ def test_the_default_is_the_hybrid_by_shared_memory_and_changes_no_token(
     assert after[FEATURE_BYTES % "inline"] == 0
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.full), 0.8])
 def test_inline_features_change_no_token_either_and_are_counted_as_such(
     default_cluster: Cluster, inline_cluster: Cluster, temperature: float
 ) -> None:
@@ -201,6 +201,7 @@ def long_answer(cluster: Cluster, max_tokens: int) -> list[int]:
     return token_ids
 
 
+@pytest.mark.full
 def test_behind_a_bypass_acceptance_is_what_it_was(inline_cluster: Cluster) -> None:
     max_tokens = 300
     with Watch(inline_cluster) as watch:

@@ -66,10 +66,15 @@ def layers_that_are_not_there(settings: Settings, tensors: Tensors) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (another_vocabulary, ("draft", "vocab_size", "32000")),
         (narrow_projection, ("draft", "fc.weight")),
-        (projection_without_numbers, ("draft", "fc.weight")),
-        (layers_that_are_not_there, ("draft", "layer")),
+        *(
+            pytest.param(*case, marks=pytest.mark.full)
+            for case in (
+                (another_vocabulary, ("draft", "vocab_size", "32000")),
+                (projection_without_numbers, ("draft", "fc.weight")),
+                (layers_that_are_not_there, ("draft", "layer")),
+            )
+        ),
     ],
 )
 def test_a_head_that_does_not_fit_ends_the_start_by_name(
