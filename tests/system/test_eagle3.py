@@ -9,10 +9,11 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
-from prompts import PROMPTS
+from prompt_answers import answers as prompt_answers
 
 from bench.cluster import Cluster, running_cluster
 
@@ -42,24 +43,7 @@ def inline_cluster() -> Iterator[Cluster]:
         yield cluster
 
 
-def answers(
-    cluster: Cluster, temperature: float, concurrency: int, **request: object
-) -> list[list[int]]:
-    """Token ids by prompt, seeded by its index."""
-
-    def one(index: int) -> list[int]:
-        answer = cluster.complete(
-            messages=[{"role": "user", "content": PROMPTS[index]}],
-            temperature=temperature,
-            seed=index,
-            max_tokens=MAX_TOKENS,
-            **request,
-        )
-        token_ids: list[int] = answer["choices"][0]["token_ids"]
-        return token_ids
-
-    with ThreadPoolExecutor(concurrency) as pool:
-        return list(pool.map(one, range(len(PROMPTS))))
+answers = partial(prompt_answers, max_tokens=MAX_TOKENS)
 
 
 def link_of(cluster: Cluster) -> dict[str, Any]:
@@ -98,6 +82,20 @@ class Drafting:
         return 1 + self.accepted / max(self.drafts, 1)
 
 
+def assert_drafts_change_no_token(
+    cluster: Cluster, plain: list[list[int]], temperature: float, *, transport: str
+) -> None:
+    """Alone and at concurrency 8, with features by this transport and by no other."""
+    (other,) = {"inline", "shared_memory"} - {transport}
+    before = cluster.metrics()
+    assert answers(cluster, temperature, 8) == plain
+    assert answers(cluster, temperature, 1) == plain
+    after = cluster.metrics()
+    assert Drafting.between(before, after).accepted > 0
+    assert after[FEATURE_BYTES % transport] > before[FEATURE_BYTES % transport]
+    assert after[FEATURE_BYTES % other] == 0
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_the_default_is_the_hybrid_by_shared_memory_and_changes_no_token(
     default_cluster: Cluster, temperature: float
@@ -105,13 +103,7 @@ def test_the_default_is_the_hybrid_by_shared_memory_and_changes_no_token(
     link = link_of(default_cluster)
     assert (link["drafter"], link["feature_transport"]) == ("hybrid", "shared_memory")
     plain = answers(default_cluster, temperature, 8, speculation=NO_DRAFTS)
-    before = default_cluster.metrics()
-    assert answers(default_cluster, temperature, 8) == plain
-    assert answers(default_cluster, temperature, 1) == plain
-    after = default_cluster.metrics()
-    assert Drafting.between(before, after).accepted > 0
-    assert after[FEATURE_BYTES % "shared_memory"] > before[FEATURE_BYTES % "shared_memory"]
-    assert after[FEATURE_BYTES % "inline"] == 0
+    assert_drafts_change_no_token(default_cluster, plain, temperature, transport="shared_memory")
 
 
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.full), 0.8])
@@ -121,13 +113,7 @@ def test_inline_features_change_no_token_either_and_are_counted_as_such(
     link = link_of(inline_cluster)
     assert (link["drafter"], link["feature_transport"]) == ("eagle3", "inline")
     plain = answers(default_cluster, temperature, 8, speculation=NO_DRAFTS)
-    before = inline_cluster.metrics()
-    assert answers(inline_cluster, temperature, 8) == plain
-    assert answers(inline_cluster, temperature, 1) == plain
-    after = inline_cluster.metrics()
-    assert Drafting.between(before, after).accepted > 0
-    assert after[FEATURE_BYTES % "inline"] > before[FEATURE_BYTES % "inline"]
-    assert after[FEATURE_BYTES % "shared_memory"] == 0
+    assert_drafts_change_no_token(inline_cluster, plain, temperature, transport="inline")
 
 
 def test_the_draft_service_dies_under_load_and_is_drafting_again(

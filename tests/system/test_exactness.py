@@ -1,10 +1,10 @@
 """The first promise, on real processes: drafts change the speed, never a token."""
 
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
-from prompts import PROMPTS
+from prompt_answers import answers as prompt_answers
 
 from bench.cluster import Cluster, running_cluster
 
@@ -12,24 +12,7 @@ MAX_TOKENS = 40
 NO_DRAFTS = {"draft_length": 0}
 
 
-def answers(
-    cluster: Cluster, temperature: float, concurrency: int, **request: object
-) -> list[list[int]]:
-    """Token ids by prompt, seeded by its index."""
-
-    def one(index: int) -> list[int]:
-        answer = cluster.complete(
-            messages=[{"role": "user", "content": PROMPTS[index]}],
-            temperature=temperature,
-            seed=index,
-            max_tokens=MAX_TOKENS,
-            **request,
-        )
-        token_ids: list[int] = answer["choices"][0]["token_ids"]
-        return token_ids
-
-    with ThreadPoolExecutor(concurrency) as pool:
-        return list(pool.map(one, range(len(PROMPTS))))
+answers = partial(prompt_answers, max_tokens=MAX_TOKENS)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
