@@ -10,6 +10,7 @@ from outrider.engine.boot import Engine
 from outrider.engine.config import DTYPES, EngineConfig
 from outrider.engine.feature_projection import load_projection
 from outrider.engine.feature_tap import FeatureTap
+from outrider.engine.first_decode import step_milliseconds
 from outrider.engine.noise import NOISE_VERSION
 from outrider.engine.prefix_hash import PREFIX_HASH_ALGORITHM
 from outrider.serving.errors import ConfigurationError
@@ -121,9 +122,7 @@ def boot_target(
             "kv-granularity": str(engine.limits.kv_granularity),
             "feature-layers": ", ".join(map(str, engine.feature_layers)),
             "max-sequence-length": str(model_info.identity.max_sequence_length),
-            "step-milliseconds": ", ".join(
-                f"{rows}: {seconds * 1e3:.1f}" for rows, seconds in engine.limits.step_seconds
-            ),
+            "step-milliseconds": step_milliseconds(engine.limits.step_seconds),
         },
     )
     return Target(

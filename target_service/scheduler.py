@@ -175,9 +175,7 @@ class Scheduler:
         return -(-length // self._bounds.block_size)
 
     def _grow(self, sequence: Sequence, length: int) -> None:
-        missing = self._blocks_of(length) - len(sequence.block_table)
-        if missing > 0:
-            sequence.block_table.extend(self._pool.allocate(missing))
+        self._pool.grow(sequence.block_table, length=length, block_size=self._bounds.block_size)
 
     def _release(self, sequence: Sequence) -> None:
         self._pool.release(sequence.block_table)

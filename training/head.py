@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from outrider.engine.model_config import ModelConfig
+from outrider.engine.model_config import ModelConfig, usual_feature_layers
 from outrider.engine.rope import FrequencyFactors, RopeScaling, rotation_table
 
 # Of the value projection's embedding half at the start: the target's layers have no such input.
@@ -39,11 +39,10 @@ class HeadShape:
 
 
 def default_layer_ids(num_layers: int) -> tuple[int, ...]:
-    """A low, a middle and a high layer, as every engine assumes where nothing is said.
-
-    Raises ValueError for a target so shallow that they coincide.
+    """The layers that every engine assumes where nothing is said. Raises ValueError for a target so
+    shallow that they coincide.
     """
-    layer_ids = (2, num_layers // 2, num_layers - 3)
+    layer_ids = usual_feature_layers(num_layers)
     if not 2 < layer_ids[1] < layer_ids[2]:
         raise ValueError(
             f"the target has {num_layers} layers: with fewer than 7 the layers to capture must be "

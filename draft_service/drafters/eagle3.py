@@ -104,12 +104,10 @@ class Eagle3Drafter:
     def reserve(self, state: Eagle3Sequence, length: int) -> bool:
         """Hands the sequence blocks for the rows of `length` tokens; False if there are too few."""
         num_rows = length - 1 - state.first_position
-        missing = -(-num_rows // self._runner.block_size) - len(state.block_table)
-        if missing > 0:
-            try:
-                state.block_table.extend(self._pool.allocate(missing))
-            except CacheFull:
-                return False
+        try:
+            self._pool.grow(state.block_table, length=num_rows, block_size=self._runner.block_size)
+        except CacheFull:
+            return False
         return True
 
     def backlog(self, state: Eagle3Sequence) -> int:

@@ -10,6 +10,7 @@ from outrider.engine.config import EngineConfig
 from outrider.engine.eagle3.boot import HeadEngine, boot_head
 from outrider.engine.eagle3.head_config import TARGET_RECORD, read_recorded_target
 from outrider.engine.errors import ConfigError
+from outrider.engine.first_decode import step_milliseconds
 from outrider.serving.errors import ConfigurationError
 from outrider.serving.model_source import resolve_model
 from outrider.serving.tokenizer import load_tokenizer
@@ -91,9 +92,7 @@ def _limits(engine: HeadEngine) -> dict[str, str]:
         "dtype": engine.dtype,
         "kv_blocks": str(engine.block_pool.num_blocks - 1),
         "block_size": str(engine.runner.block_size),
-        "step_milliseconds": ", ".join(
-            f"{rows}: {seconds * 1e3:.1f}" for rows, seconds in engine.step_seconds
-        ),
+        "step_milliseconds": step_milliseconds(engine.step_seconds),
         "draft_vocabulary": f"{head.config.draft_vocab_size} of {head.config.layer.vocab_size}",
         "features": head.config.feature_layers.words(),
         "feature_rows": f"{head.config.hidden_size} numbers, "

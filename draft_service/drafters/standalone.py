@@ -101,12 +101,10 @@ class StandaloneDrafter:
 
     def reserve(self, state: StandaloneSequence, length: int) -> bool:
         """Hands the sequence blocks for `length` tokens; False if the pool has too few."""
-        missing = -(-length // self._runner.block_size) - len(state.block_table)
-        if missing > 0:
-            try:
-                state.block_table.extend(self._pool.allocate(missing))
-            except CacheFull:
-                return False
+        try:
+            self._pool.grow(state.block_table, length=length, block_size=self._runner.block_size)
+        except CacheFull:
+            return False
         return True
 
     def backlog(self, state: StandaloneSequence) -> int:

@@ -7,6 +7,7 @@ from draft_service.drafters.standalone import StandaloneDrafter
 from draft_service.handshake import DraftIdentity
 from outrider.engine.boot import BootReport, Engine, Stage, boot
 from outrider.engine.config import EngineConfig
+from outrider.engine.first_decode import step_milliseconds
 from outrider.serving.errors import ConfigurationError
 from outrider.serving.model_source import resolve_model
 from outrider.serving.tokenizer import load_tokenizer
@@ -52,9 +53,7 @@ def boot_standalone_drafter(config: DraftConfig, report: BootReport) -> Standalo
             "dtype": engine.dtype,
             "kv_blocks": str(engine.limits.num_blocks - 1),
             "block_size": str(engine.limits.block_size),
-            "step_milliseconds": ", ".join(
-                f"{rows}: {seconds * 1e3:.1f}" for rows, seconds in engine.limits.step_seconds
-            ),
+            "step_milliseconds": step_milliseconds(engine.limits.step_seconds),
         },
     )
 

@@ -8,6 +8,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+import torch
+
 from outrider.engine.attention.cpu_probe import build_cpu_attention
 from outrider.engine.config import EngineConfig, resolve_dtype, resolve_feature_layers, validate
 from outrider.engine.errors import CheckpointError, ConfigError
@@ -90,17 +92,8 @@ def boot(config: EngineConfig, report: BootReport) -> Engine:
     report.enter(Stage.WEIGHTS)
     weights = load_weights(model_config, source, dtype, report.note)
 
-    report.enter(Stage.KV_CACHE)
-    kv_cache = allocate_kv_cache(
-        model_config,
-        kv_cache_bytes=config.kv_cache_bytes,
-        block_size=config.block_size,
-        dtype=dtype,
-    )
-    max_sequence_length = resolve_sequence_length(config, model_config, kv_cache)
-    report.note(
-        f"{kv_cache.num_blocks} blocks of {config.block_size} tokens, "
-        f"sequences of up to {max_sequence_length}"
+    kv_cache, max_sequence_length = make_kv_cache(
+        config, cached=model_config, served=model_config, dtype=dtype, report=report
     )
 
     report.enter(Stage.ATTENTION)
@@ -152,6 +145,32 @@ def read_model(path: Path) -> tuple[ModelConfig, TensorSource]:
         source = open_gguf(path)
         return read_gguf_config(source), source
     raise CheckpointError(f"{path}: must be a directory with config.json or a .gguf file")
+
+
+def make_kv_cache(
+    config: EngineConfig,
+    *,
+    cached: ModelConfig,
+    served: ModelConfig,
+    dtype: torch.dtype,
+    report: BootReport,
+) -> tuple[KvCache, int]:
+    """Stage `kv_cache`: the cache of the layers that are computed here, and the longest sequence
+    of the model whose positions are served. Raises ConfigError.
+    """
+    report.enter(Stage.KV_CACHE)
+    kv_cache = allocate_kv_cache(
+        cached,
+        kv_cache_bytes=config.kv_cache_bytes,
+        block_size=config.block_size,
+        dtype=dtype,
+    )
+    max_sequence_length = resolve_sequence_length(config, served, kv_cache)
+    report.note(
+        f"{kv_cache.num_blocks} blocks of {config.block_size} tokens, "
+        f"sequences of up to {max_sequence_length}"
+    )
+    return kv_cache, max_sequence_length
 
 
 def resolve_sequence_length(

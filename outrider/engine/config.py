@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from outrider.engine.errors import ConfigError
+from outrider.engine.model_config import usual_feature_layers
 
 BFLOAT16_CAPABILITIES = ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16")
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -47,8 +48,7 @@ def validate(config: EngineConfig) -> None:
 
 
 def resolve_feature_layers(layer_ids: tuple[int, ...], num_layers: int) -> tuple[int, ...]:
-    """The layers that features may be made of, ascending: those asked for, or else 2, L/2 and L-3,
-    as EAGLE-3 heads are trained for.
+    """The layers that features may be made of, ascending: those asked for, or else the usual ones.
 
     With fewer than 7 layers these coincide or do not exist: then those that are left. Raises
     ConfigError for a layer that the model does not have.
@@ -59,7 +59,7 @@ def resolve_feature_layers(layer_ids: tuple[int, ...], num_layers: int) -> tuple
                 f"feature_layers names layer {layer_id}: must be below {num_layers}, "
                 "the model's number of layers"
             )
-    usual = (2, num_layers // 2, num_layers - 3)
+    usual = usual_feature_layers(num_layers)
     chosen = layer_ids or tuple(layer_id for layer_id in usual if 0 <= layer_id < num_layers)
     return tuple(sorted(set(chosen)))
 

@@ -1,7 +1,7 @@
 """The first decode: prefill, decode and verify rows through the path that requests take."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -61,23 +61,44 @@ def decode_once(runner: Runner, block_pool: BlockPool) -> FirstDecode:
 
 def measure_steps(runner: Runner, block_pool: BlockPool) -> tuple[tuple[int, float], ...]:
     """Seconds of a forward of that many decode rows, the least of a few."""
-    measured = []
-    for count in MEASURED_ROWS:
-        if count > min(runner.max_step_rows, block_pool.num_free):
-            break
-        blocks = block_pool.allocate(count)
+
+    def forward_over(blocks: Sequence[int]) -> Callable[[], object]:
         batch = [
             SequenceRows(token_ids=[index % 7], start=0, block_table=[block], num_logits=1)
             for index, block in enumerate(blocks)
         ]
+        return lambda: runner.forward(batch)
+
+    return measure_rows(forward_over, block_pool, runner.max_step_rows)
+
+
+def measure_rows(
+    forward_over: Callable[[Sequence[int]], Callable[[], object]],
+    block_pool: BlockPool,
+    max_step_rows: int,
+) -> tuple[tuple[int, float], ...]:
+    """(rows, seconds), ascending: the least of a few runs of what `forward_over` makes of as many
+    blocks as there are rows, one for each.
+    """
+    measured = []
+    for count in MEASURED_ROWS:
+        if count > min(max_step_rows, block_pool.num_free):
+            break
+        blocks = block_pool.allocate(count)
+        forward = forward_over(blocks)
         seconds = []
         for _ in range(MEASUREMENTS):
             started = time.perf_counter()
-            runner.forward(batch)
+            forward()
             seconds.append(time.perf_counter() - started)
         block_pool.release(blocks)
         measured.append((count, min(seconds)))
     return tuple(measured)
+
+
+def step_milliseconds(step_seconds: Sequence[tuple[int, float]]) -> str:
+    """What was measured, in one line for the status."""
+    return ", ".join(f"{rows}: {seconds * 1e3:.1f}" for rows, seconds in step_seconds)
 
 
 @contextmanager

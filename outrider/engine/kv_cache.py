@@ -50,6 +50,14 @@ class BlockPool:
             self._is_used[block] = 1
         return blocks
 
+    def grow(self, block_table: list[int], *, length: int, block_size: int) -> None:
+        """Extend a table to `length` tokens; where that takes too many blocks, CacheFull and no
+        change. A table that is long enough stays as it is.
+        """
+        missing = -(-length // block_size) - len(block_table)
+        if missing > 0:
+            block_table.extend(self.allocate(missing))
+
     def release(self, blocks: Sequence[int]) -> None:
         """Take blocks back. Releasing a block that is not handed out is a bug of the caller."""
         for block in blocks:

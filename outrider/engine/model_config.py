@@ -79,6 +79,13 @@ class ModelConfig:
         return shapes
 
 
+def usual_feature_layers(num_layers: int) -> tuple[int, int, int]:
+    """The layers whose inputs an EAGLE-3 head reads where nothing else is said: a low, a middle
+    and a high one. They coincide or do not exist in models of fewer than 7 layers.
+    """
+    return 2, num_layers // 2, num_layers - 3
+
+
 def check_model_config(config: ModelConfig) -> ModelConfig:
     """Return the config; raise ConfigError, with value and bound, for an impossible one."""
     sizes = {

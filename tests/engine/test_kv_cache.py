@@ -47,3 +47,16 @@ def test_releasing_what_is_not_handed_out_is_a_bug() -> None:
     with pytest.raises(AssertionError, match="block 4"):
         pool.release([4])
     assert pool.num_free == 3
+
+
+def test_a_table_grows_to_its_tokens_or_not_at_all() -> None:
+    pool = BlockPool(6)
+    table: list[int] = []
+    pool.grow(table, length=33, block_size=32)
+    assert (len(table), pool.num_free) == (2, 3)
+    pool.grow(table, length=64, block_size=32)
+    pool.grow(table, length=1, block_size=32)
+    assert (len(table), pool.num_free) == (2, 3)
+    with pytest.raises(CacheFull):
+        pool.grow(table, length=32 * 6, block_size=32)
+    assert (len(table), pool.num_free) == (2, 3)

@@ -4,14 +4,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.engine.attention.cpu_probe import build_cpu_attention
-from outrider.engine.boot import BootReport, Stage, read_model, resolve_sequence_length
+from outrider.engine.boot import BootReport, Stage, make_kv_cache, read_model
 from outrider.engine.config import EngineConfig, resolve_dtype, validate
 from outrider.engine.eagle3.first_extend import FirstExtend, extend_once, measure_head_steps
 from outrider.engine.eagle3.head import Eagle3Head
 from outrider.engine.eagle3.head_config import read_head_config
 from outrider.engine.eagle3.head_runner import HeadRunner
 from outrider.engine.eagle3.head_weights import TargetCheckpoint, load_head
-from outrider.engine.kv_cache import BlockPool, allocate_kv_cache
+from outrider.engine.kv_cache import BlockPool
 from outrider.engine.model_config import ModelConfig
 from outrider.engine.rope import rotation_table
 
@@ -46,18 +46,9 @@ def boot_head(config: EngineConfig, head_directory: Path, report: BootReport) ->
     target = TargetCheckpoint(config=target_config, source=target_source)
     weights = load_head(head_config, head_directory, target, dtype)
 
-    report.enter(Stage.KV_CACHE)
-    kv_cache = allocate_kv_cache(
-        head_config.layer,
-        kv_cache_bytes=config.kv_cache_bytes,
-        block_size=config.block_size,
-        dtype=dtype,
-    )
-    # Of the target: what a head was trained with says nothing of how far rotations reach.
-    max_sequence_length = resolve_sequence_length(config, target_config, kv_cache)
-    report.note(
-        f"{kv_cache.num_blocks} blocks of {config.block_size} tokens, "
-        f"sequences of up to {max_sequence_length}"
+    # Positions of the target: what a head was trained with says nothing of how far rotations reach.
+    kv_cache, max_sequence_length = make_kv_cache(
+        config, cached=head_config.layer, served=target_config, dtype=dtype, report=report
     )
 
     report.enter(Stage.ATTENTION)

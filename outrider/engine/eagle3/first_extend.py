@@ -3,7 +3,7 @@ rows run again, through the path that requests take.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 
 from outrider.engine.eagle3.head_runner import HeadOutput, HeadRunner
 from outrider.engine.errors import InvarianceError
-from outrider.engine.first_decode import MEASURED_ROWS, MEASUREMENTS
+from outrider.engine.first_decode import measure_rows
 from outrider.engine.kv_cache import BlockPool
 from outrider.engine.step import SequenceRows
 
@@ -66,24 +66,16 @@ def extend_once(runner: HeadRunner, block_pool: BlockPool) -> FirstExtend:
 
 def measure_head_steps(runner: HeadRunner, block_pool: BlockPool) -> tuple[tuple[int, float], ...]:
     """Seconds of a forward of that many drafted rows of as many sequences, the least of a few."""
-    measured = []
-    for count in MEASURED_ROWS:
-        if count > min(runner.max_step_rows, block_pool.num_free):
-            break
-        blocks = block_pool.allocate(count)
+
+    def forward_over(blocks: Sequence[int]) -> Callable[[], object]:
         batch = [
             SequenceRows(token_ids=(0,), start=0, block_table=[block], num_logits=1)
             for block in blocks
         ]
-        features = torch.ones(count, runner.head.config.hidden_size, dtype=runner.dtype)
-        seconds = []
-        for _ in range(MEASUREMENTS):
-            started = time.perf_counter()
-            runner.forward(batch, features)
-            seconds.append(time.perf_counter() - started)
-        block_pool.release(blocks)
-        measured.append((count, min(seconds)))
-    return tuple(measured)
+        features = torch.ones(len(blocks), runner.head.config.hidden_size, dtype=runner.dtype)
+        return lambda: runner.forward(batch, features)
+
+    return measure_rows(forward_over, block_pool, runner.max_step_rows)
 
 
 def _draft(

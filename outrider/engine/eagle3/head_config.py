@@ -13,7 +13,7 @@ from pathlib import Path
 
 from outrider.engine.errors import ConfigError
 from outrider.engine.hf_config import Settings, integer, model_config_of, read_json
-from outrider.engine.model_config import ModelConfig
+from outrider.engine.model_config import ModelConfig, usual_feature_layers
 
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "EAGLE3LlamaForCausalLM")
 
@@ -252,7 +252,7 @@ def _feature_layers(settings: Settings, nested: Settings, num_layers: int) -> Fe
             stated=outputs,
         )
     else:
-        usual = (2, num_layers // 2, num_layers - 3)
+        usual = usual_feature_layers(num_layers)
         layers = FeatureLayers(source=LayerIdSource.DEFAULT, inputs=usual, stated=usual)
     ids = layers.inputs
     if list(ids) != sorted(set(ids)) or ids[0] < 0 or ids[-1] >= num_layers:
