@@ -43,8 +43,13 @@ def choose_draft_vocabulary(
     rank = counts.copy()
     rank[forced] = np.iinfo(np.int64).max
     chosen = np.sort(np.argsort(-rank, kind="stable")[:size]).astype(np.int64)
-    coverage = float(counts[chosen].sum() / max(1, counts.sum()))
-    return DraftVocabulary(chosen, coverage)
+    return DraftVocabulary(chosen, covered_share(rows, chosen))
+
+
+def covered_share(rows: RowSet, ids: npt.NDArray[np.int64]) -> float:
+    """Share of the answers' tokens that are among `ids`; 0 without answers."""
+    written = rows.tokens[rows.answer_mask()]
+    return float(np.isin(written, ids).mean()) if len(written) else 0.0
 
 
 def largest_size(*, fixed_bytes: int, bytes_per_id: int, max_bytes: int, vocab_size: int) -> int:

@@ -47,6 +47,7 @@ class Options:
     kernels: KernelChoice
     layer_ids: tuple[int, ...]  # empty for the default
     draft_vocab_size: int  # 0 for the largest that fits
+    start_from: Path | None  # an exported head, with its layers and draft vocabulary
     max_bytes: int
     resume: bool
     training: TrainOptions
@@ -58,6 +59,11 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
     given = parser.parse_args(arguments)
     if given.max_seconds is None and given.max_updates is None:
         parser.error("give --max-seconds or --max-updates")
+    if given.start_from is not None:
+        for name in ("layer_ids", "draft_vocabulary_size"):
+            if getattr(given, name):
+                flag = name.replace("_", "-")
+                parser.error(f"--{flag} is the head's own: not with --start-from")
     generation = _generation(parser, given)
     max_seconds = given.max_seconds
     if generation is not None and max_seconds is not None:
@@ -79,6 +85,7 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
         kernels=given.kernels,
         layer_ids=tuple(given.layer_ids),
         draft_vocab_size=given.draft_vocabulary_size,
+        start_from=given.start_from,
         max_bytes=given.max_bytes,
         resume=given.resume,
         training=TrainOptions(
@@ -158,6 +165,8 @@ def _parser() -> argparse.ArgumentParser:
         "data's time unless --data is given")  # fmt: skip
     add("--resume", action="store_true", help="continue from OUTPUT's checkpoint, if it has one")
     add("--device", default="auto", help="auto, cpu or cuda")
+    add("--start-from", type=Path, metavar="HEAD", help="directory of a head for this target to "
+        "train further, instead of a copy of the target's last layer")  # fmt: skip
     group = parser.add_argument_group("data")
     add = group.add_argument
     add("--data", type=Path, help="directory of shards that the target wrote (default: the target "

@@ -19,7 +19,13 @@ from outrider.serving.model_source import ModelSource, resolve_model
 from outrider.serving.tokenizer import load_tokenizer
 from training.checkpoint import ResumeError, RunState, load_state
 from training.data import DataError, RowSet, shard_paths
-from training.draft_vocabulary import DraftVocabulary, choose_draft_vocabulary, largest_size
+from training.draft_vocabulary import (
+    DraftVocabulary,
+    choose_draft_vocabulary,
+    covered_share,
+    largest_size,
+)
+from training.earlier_head import EarlierHead, read_earlier_head
 from training.export import export_head, file_bytes
 from training.head import Head, HeadShape, default_layer_ids, head_shape, initialise, rotation_of
 from training.kernels import choose_kernels
@@ -73,14 +79,17 @@ def run(options: Options, progress: Progress) -> int:
     rows, held_out = load_rows(options)
     checkpoint = options.output / CHECKPOINT_FILE
     state = load_state(checkpoint) if options.resume and checkpoint.is_file() else None
-    choice = _draft_vocabulary(options, target, rows, state)
-    shape = _shape(options, target, state, len(choice.ids))
+    earlier = None
+    if options.start_from is not None:
+        earlier = read_earlier_head(options.start_from, target.config)
+    choice = _draft_vocabulary(options, target, rows, state, earlier)
+    shape = _shape(target, _layer_ids(options, target, state, earlier), len(choice.ids))
     progress.note(
         f"{source.name}: {len(rows)} rows, {len(rows.tokens)} tokens, {rows.answer_token_count} "
         f"written by the target; {len(held_out)} rows held out; {len(choice.ids)} draft ids cover "
         f"{choice.coverage:.2%}; layers {shape.layer_ids}; {device}"
     )
-    head = _new_head(shape, target, choice, options.training.seed).to(device)
+    head = _new_head(shape, target, choice, earlier, options.training.seed).to(device)
     setting = _setting(options, target, shape, choice, rows, held_out, progress)
     trainer = Trainer(head, setting, options.training, progress)
     if state is not None:
@@ -139,33 +148,37 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _layer_ids(options: Options, target: DenseTarget, state: RunState | None) -> tuple[int, ...]:
+def _layer_ids(
+    options: Options, target: DenseTarget, state: RunState | None, earlier: EarlierHead | None
+) -> tuple[int, ...]:
     if state is not None:
         return tuple(state.layer_ids)
+    if earlier is not None:
+        return earlier.layer_ids
     return options.layer_ids or default_layer_ids(target.config.num_layers)
 
 
-def _shape(
-    options: Options, target: DenseTarget, state: RunState | None, draft_vocab_size: int
-) -> HeadShape:
-    return head_shape(
-        target.config,
-        draft_vocab_size=draft_vocab_size,
-        layer_ids=_layer_ids(options, target, state),
-    )
+def _shape(target: DenseTarget, layer_ids: tuple[int, ...], draft_vocab_size: int) -> HeadShape:
+    return head_shape(target.config, draft_vocab_size=draft_vocab_size, layer_ids=layer_ids)
 
 
 def _draft_vocabulary(
-    options: Options, target: DenseTarget, rows: RowSet, state: RunState | None
+    options: Options,
+    target: DenseTarget,
+    rows: RowSet,
+    state: RunState | None,
+    earlier: EarlierHead | None,
 ) -> DraftVocabulary:
     if state is not None:
         ids = state.draft_ids.numpy()
-        written = rows.tokens[rows.answer_mask()]
-        return DraftVocabulary(ids, float(np.isin(written, ids).mean()))
+        return DraftVocabulary(ids, covered_share(rows, ids))
+    if earlier is not None:
+        return DraftVocabulary(earlier.draft_ids, covered_share(rows, earlier.draft_ids))
     size = options.draft_vocab_size
     vocab_size = target.config.vocab_size
     if size == 0:
-        fixed, per_id = file_bytes(_shape(options, target, None, 1))
+        layer_ids = _layer_ids(options, target, None, None)
+        fixed, per_id = file_bytes(_shape(target, layer_ids, 1))
         size = largest_size(
             fixed_bytes=fixed,
             bytes_per_id=per_id,
@@ -177,8 +190,17 @@ def _draft_vocabulary(
     )
 
 
-def _new_head(shape: HeadShape, target: DenseTarget, choice: DraftVocabulary, seed: int) -> Head:
+def _new_head(
+    shape: HeadShape,
+    target: DenseTarget,
+    choice: DraftVocabulary,
+    earlier: EarlierHead | None,
+    seed: int,
+) -> Head:
     head = Head(shape)
+    if earlier is not None:
+        head.load_state_dict(earlier.parameters)
+        return head
     ids = torch.from_numpy(choice.ids).to(target.head.device)
     initialise(
         head,

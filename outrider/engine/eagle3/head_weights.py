@@ -72,7 +72,7 @@ def load_head(
     shapes = tensor_shapes(config)
     takes_head = _check_names(config, source, shapes, target)
     loader = _Loader(config, source, shapes, dtype)
-    target_ids = _target_token_ids(config, source, loader.fingerprint)
+    target_ids = target_token_ids(config, source, loader.fingerprint)
     embedding = (
         loader.tensor(EMBEDDING)
         if EMBEDDING in source.names()
@@ -181,7 +181,7 @@ def _head_name(target: TargetCheckpoint) -> str:
     return TARGET_EMBEDDING if target.config.tie_word_embeddings else HEAD
 
 
-def _target_token_ids(
+def target_token_ids(
     config: Eagle3Config, source: HeadSource, fingerprint: Fingerprint
 ) -> npt.NDArray[np.int64] | None:
     """The target's id of each draft id, checked; None where the file has no map."""
