@@ -5,11 +5,9 @@ it.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from outrider.engine import boot as engine_boot
-from outrider.engine.boot import Engine
-from outrider.engine.config import DTYPES, EngineConfig
-from outrider.engine.feature_projection import load_projection
-from outrider.engine.feature_tap import FeatureTap
+from outrider.engine.boot import Engine, Stage
+from outrider.engine.config import EngineConfig
+from outrider.engine.devices import boot_engine
 from outrider.engine.first_decode import step_milliseconds
 from outrider.engine.noise import NOISE_VERSION
 from outrider.engine.prefix_hash import PREFIX_HASH_ALGORITHM
@@ -66,7 +64,7 @@ def boot_target(
     """Boots engine, step loop and link. `run_on_loop` starts the link's coroutine on the event
     loop.
     """
-    lifecycle.enter(engine_boot.Stage.CONFIG)
+    lifecycle.enter(Stage.CONFIG)
     if config.max_running_sequences > config.max_step_rows:
         raise ConfigurationError(
             f"max-running-sequences is {config.max_running_sequences}, "
@@ -74,7 +72,7 @@ def boot_target(
         )
     source = resolve_model(config.model)
     vocabulary = load_tokenizer(source.path)
-    engine = engine_boot.boot(
+    engine = boot_engine(
         EngineConfig(
             model_path=source.path,
             dtype=config.dtype,
@@ -105,7 +103,7 @@ def boot_target(
         on_preempt=drafts.stopped,
     )
     step_loop = StepLoop(
-        runner=engine.runner,
+        engine=engine.steps,
         scheduler=scheduler,
         drafts=drafts,
         statistics=statistics,
@@ -184,13 +182,6 @@ def link_drafts(
     """The link to the draft service, running, or no drafts where no address is given."""
     if not config.draft_address:
         return NoDrafts()
-    hidden_size = engine.model_config.hidden_size
-
-    def load(data: bytes) -> FeatureTap:
-        dtype = DTYPES[engine.dtype]
-        projection = load_projection(data, hidden_size=hidden_size, dtype=dtype)
-        return engine.runner.make_tap(projection)
-
     mailbox = LinkMailbox(statistics)
     link = DraftLink(
         address=config.draft_address,
@@ -205,9 +196,9 @@ def link_drafts(
         ),
         intake=FeatureIntake(
             layer_ids=engine.feature_layers,
-            hidden_size=hidden_size,
+            hidden_size=engine.model_config.hidden_size,
             transport=config.feature_transport,
-            load=load,
+            load=engine.steps.make_tap,
         ),
         mailbox=mailbox,
         statistics=statistics,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from outrider.engine.feature_tap import FeatureTap
+from outrider.engine.feature_tap import Tap
 from target_service.sequence import Sequence as TokenSequence
 
 
@@ -32,7 +32,7 @@ class DraftSource(Protocol):
     def stopped(self, sequence: TokenSequence) -> None:
         """A running sequence that ended or was preempted."""
 
-    def tap(self) -> FeatureTap | None:
+    def tap(self) -> Tap | None:
         """What is to capture the coming forward's hidden states; None where no drafter needs
         them.
         """

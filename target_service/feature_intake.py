@@ -12,7 +12,7 @@ import grpc
 
 from outrider.engine.errors import CheckpointError
 from outrider.engine.feature_projection import ROW_DTYPES
-from outrider.engine.feature_tap import FeatureTap
+from outrider.engine.feature_tap import Tap
 from outrider.serving.link_protocol import INLINE, SHARED_MEMORY
 from outrider.serving.shared_ring import SharedRing, host_id
 from outrider.v1 import draft_pb2
@@ -44,7 +44,7 @@ class FeatureIntake:
         layer_ids: tuple[int, ...],
         hidden_size: int,
         transport: str,
-        load: Callable[[bytes], FeatureTap],
+        load: Callable[[bytes], Tap],
     ) -> None:
         """`transport`: auto, inline or shared_memory. `load` raises CheckpointError and may be
         called on any thread.
@@ -54,7 +54,7 @@ class FeatureIntake:
         self._transport = transport
         self._load = load
         # What the last handshake left: the same projection goes on with the features it has.
-        self._tap: FeatureTap | None = None
+        self._tap: Tap | None = None
         # The draft process whose projection was refused last, and why.
         self._refused: tuple[int, str] | None = None
 
@@ -146,7 +146,7 @@ class FeatureIntake:
             if piece.is_last:
                 return bytes(data)
 
-    def _adopt(self, data: bytes, needs: draft_pb2.FeatureNeeds) -> FeatureTap:
+    def _adopt(self, data: bytes, needs: draft_pb2.FeatureNeeds) -> Tap:
         """On a thread of its own: hashes, loads and checks what came."""
         sha256 = hashlib.sha256(data).hexdigest()
         if sha256 != needs.projection_sha256:

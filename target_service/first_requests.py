@@ -131,7 +131,7 @@ def _run(
     statistics: Statistics,
 ) -> tuple[int, ...]:
     loop = StepLoop(
-        runner=engine.runner,
+        engine=engine.steps,
         scheduler=Scheduler(
             engine.block_pool,
             SchedulerBounds(

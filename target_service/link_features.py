@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from outrider.engine.feature_tap import FeatureTap
+from outrider.engine.feature_tap import Tap
 from outrider.serving.link_protocol import INLINE, SHARED_MEMORY
 from outrider.serving.shared_ring import SharedRing
 
@@ -22,7 +22,7 @@ RING_MESSAGES = 2 * MAX_FULL_MESSAGES
 class LinkFeatures:
     """Of one stream. The ring is written by the engine's thread alone."""
 
-    tap: FeatureTap
+    tap: Tap
     ring: SharedRing | None
 
     @property

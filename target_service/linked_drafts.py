@@ -6,7 +6,7 @@ Nothing that comes back is trusted: a row is used only if its stamps are those o
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from outrider.engine.feature_tap import FeatureTap
+from outrider.engine.feature_tap import Tap
 from outrider.serving.columns import MalformedColumn
 from outrider.v1 import draft_pb2
 from target_service import codec, policy
@@ -66,7 +66,7 @@ class LinkedDrafts:
         self._told = Told(target_boot_id, self._slots)
         self._view = mailbox.view()
         # Stays while the link is down: the features of what runs are there when it is back.
-        self._tap: FeatureTap | None = None
+        self._tap: Tap | None = None
         self._step_id = 0
         # The Step that asked for the drafts to come.
         self._asked_step_id = 0
@@ -132,7 +132,7 @@ class LinkedDrafts:
         if messages:
             self._send(view.stream_epoch, messages)
 
-    def tap(self) -> FeatureTap | None:
+    def tap(self) -> Tap | None:
         self._follow_stream()
         return self._tap
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from outrider.engine.feature_tap import FeatureTap
+from outrider.engine.feature_tap import Tap
 from target_service.drafts import NOTHING_COLLECTED, Collected
 from target_service.policy import NO_DRAFT_SERVICE
 from target_service.sequence import Sequence as TokenSequence
@@ -20,7 +20,7 @@ class NoDrafts:
     def stopped(self, sequence: TokenSequence) -> None:
         pass
 
-    def tap(self) -> FeatureTap | None:
+    def tap(self) -> Tap | None:
         return None
 
     def ask(

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from outrider.engine.acceptance import Verdict
-from outrider.engine.runner import Runner
+from outrider.engine.verify_step import StepEngine
 from outrider.v1 import generation_pb2, target_pb2
 from target_service import policy as reasons
-from target_service.batch import Batch, DecodeRow, Logits
+from target_service.batch import Batch, DecodeRow
 from target_service.drafts import NOTHING_COLLECTED, Collected, DraftSource
 from target_service.policy import Policy
 from target_service.scheduler import Scheduler
@@ -38,14 +38,14 @@ class StepLoop:
     def __init__(
         self,
         *,
-        runner: Runner,
+        engine: StepEngine,
         scheduler: Scheduler,
         drafts: DraftSource,
         statistics: Statistics,
         max_step_rows: int,
         activity: Activity,
     ) -> None:
-        self._runner = runner
+        self._engine = engine
         self._scheduler = scheduler
         self._drafts = drafts
         self._statistics = statistics
@@ -121,9 +121,10 @@ class StepLoop:
             self._count_bypass(batch.decode_rows, collected)
             with self._activity("verify") if batch.is_speculative else nullcontext():
                 forward_started = time.perf_counter()
-                logits = batch.forward(self._runner, self._drafts.tap())
+                running = self._engine.launch(batch.steps(), self._drafts.tap())
+                verdicts = running.verdicts()
                 forward_seconds = time.perf_counter() - forward_started
-                outcomes = self._commit(batch, logits)
+                outcomes = self._commit(batch, verdicts)
             self._ask()
             seconds = time.perf_counter() - started
             self._step_id += 1
@@ -212,12 +213,14 @@ class StepLoop:
         )
         return Batch(decode_rows=decode_rows, chunks=chunks)
 
-    def _commit(self, batch: Batch, logits: Logits) -> list[tuple[TokenSequence, Outcome]]:
-        verdicts = batch.verdicts(logits)
+    def _commit(
+        self, batch: Batch, verdicts: Sequence[Verdict]
+    ) -> list[tuple[TokenSequence, Outcome]]:
+        judged = batch.judged(verdicts)
         for chunk in batch.chunks:
             if not chunk.is_last:
                 chunk.sequence.cached_length += chunk.length
-        return [self._commit_verdict(row, verdict) for row, verdict in verdicts]
+        return [self._commit_verdict(row, verdict) for row, verdict in judged]
 
     def _commit_verdict(self, row: DecodeRow, verdict: Verdict) -> tuple[TokenSequence, Outcome]:
         sequence, draft_token_ids = row.sequence, row.draft_token_ids

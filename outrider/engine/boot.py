@@ -12,6 +12,7 @@ import torch
 
 from outrider.engine.attention.cpu_probe import build_cpu_attention
 from outrider.engine.config import EngineConfig, resolve_dtype, resolve_feature_layers, validate
+from outrider.engine.cpu_steps import CpuSteps
 from outrider.engine.errors import CheckpointError, ConfigError
 from outrider.engine.first_decode import FirstDecode, decode_once, measure_steps
 from outrider.engine.gguf_source import open_gguf, read_gguf_config
@@ -23,6 +24,7 @@ from outrider.engine.model_config import ModelConfig
 from outrider.engine.rope import rotation_table
 from outrider.engine.runner import Runner
 from outrider.engine.tensor_source import TensorSource, open_safetensors
+from outrider.engine.verify_step import StepEngine
 from outrider.engine.weights import DecoderWeights, load_weights
 
 
@@ -71,7 +73,7 @@ class Engine:
 
     model_config: ModelConfig
     limits: EngineLimits
-    runner: Runner
+    steps: StepEngine
     feature_layers: tuple[int, ...]  # that features may be made of
     block_pool: BlockPool
     first_decode: FirstDecode
@@ -80,10 +82,18 @@ class Engine:
     fingerprint: str
 
 
-def boot(config: EngineConfig, report: BootReport) -> Engine:
-    """Load, check and try a model; raises EngineError naming what is wrong."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuEngine(Engine):
+    """On a CPU logits can be had as well."""
+
+    runner: Runner
+
+
+def boot(config: EngineConfig, report: BootReport) -> CpuEngine:
+    """Load, check and try a model on the CPU; raises EngineError naming what is wrong."""
     report.enter(Stage.CONFIG)
     validate(config)
+    assert config.device == "cpu", config.device
     dtype = resolve_dtype(config.dtype)
     model_config, source = read_model(config.model_path)
     feature_layers = resolve_feature_layers(config.feature_layers, model_config.num_layers)
@@ -117,7 +127,7 @@ def boot(config: EngineConfig, report: BootReport) -> Engine:
     step_seconds = measure_steps(runner, block_pool)
     report.note(first_decode.compared)
 
-    return Engine(
+    return CpuEngine(
         model_config=model_config,
         limits=EngineLimits(
             num_blocks=kv_cache.num_blocks,
@@ -128,6 +138,7 @@ def boot(config: EngineConfig, report: BootReport) -> Engine:
             step_seconds=step_seconds,
         ),
         runner=runner,
+        steps=CpuSteps(runner=runner),
         feature_layers=feature_layers,
         block_pool=block_pool,
         first_decode=first_decode,
@@ -165,7 +176,9 @@ def make_kv_cache(
         block_size=config.block_size,
         dtype=dtype,
     )
-    max_sequence_length = resolve_sequence_length(config, served, kv_cache)
+    max_sequence_length = resolve_sequence_length(
+        config, served, num_blocks=kv_cache.num_blocks, block_size=kv_cache.block_size
+    )
     report.note(
         f"{kv_cache.num_blocks} blocks of {config.block_size} tokens, "
         f"sequences of up to {max_sequence_length}"
@@ -174,11 +187,11 @@ def make_kv_cache(
 
 
 def resolve_sequence_length(
-    config: EngineConfig, model_config: ModelConfig, kv_cache: KvCache
+    config: EngineConfig, model_config: ModelConfig, *, num_blocks: int, block_size: int
 ) -> int:
     """Longest sequence to serve; raises ConfigError where the user asks for more than there is."""
     of_model = model_config.max_position_embeddings
-    of_cache = (kv_cache.num_blocks - 1) * kv_cache.block_size
+    of_cache = (num_blocks - 1) * block_size
     asked = config.max_sequence_length
     if asked is None:
         return min(of_model, of_cache)

@@ -1,14 +1,17 @@
 """What the user asked of an engine. What boot measured is in `boot.EngineLimits`."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from outrider.engine.errors import ConfigError
+from outrider.engine.layers import pack
 from outrider.engine.model_config import usual_feature_layers
 
 BFLOAT16_CAPABILITIES = ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16")
+DEVICE_NAME = re.compile(r"cpu|cuda(:\d+)?")
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -18,11 +21,14 @@ class EngineConfig:
 
     model_path: Path  # a directory with config.json and *.safetensors, or a .gguf file
     dtype: str = "auto"  # auto | bfloat16 | float32
-    device: str = "cpu"
+    device: str = "cpu"  # cpu | cuda | cuda:N
     kv_cache_bytes: int = 1 << 30
     block_size: int = 32  # tokens per KV block
     max_sequence_length: int | None = None  # None: as long as the model and the cache allow
     max_step_rows: int = 512  # most rows (tokens) in one forward
+    # What graphs are captured for, on a device that has them.
+    max_sequences: int = 64
+    max_draft_length: int = 5
     # Layers whose input features may be made of; none: see resolve_feature_layers.
     feature_layers: tuple[int, ...] = ()
 
@@ -31,8 +37,8 @@ def validate(config: EngineConfig) -> None:
     """Raise ConfigError, naming the field, its value and its bound, for an impossible field."""
     if config.dtype != "auto" and config.dtype not in DTYPES:
         raise ConfigError(f"dtype is {config.dtype!r}: must be auto, bfloat16 or float32")
-    if config.device != "cpu":
-        raise ConfigError(f"device is {config.device!r}: this engine runs on 'cpu'")
+    if not DEVICE_NAME.fullmatch(config.device):
+        raise ConfigError(f"device is {config.device!r}: must be cpu, cuda or cuda:N")
     if not 8 <= config.block_size <= 256 or config.block_size & (config.block_size - 1):
         raise ConfigError(
             f"block_size is {config.block_size}: must be a power of two from 8 to 256"
@@ -65,12 +71,20 @@ def resolve_feature_layers(layer_ids: tuple[int, ...], num_layers: int) -> tuple
 
 
 def resolve_dtype(name: str) -> torch.dtype:
-    """The torch dtype of a validated name; `auto` is bfloat16 where the processor multiplies it.
+    """The torch dtype of a validated name on a CPU; `auto` is bfloat16 where it has products of it.
 
-    Elsewhere bfloat16 is emulated, and slower than float32.
+    Elsewhere bfloat16 is emulated and slower than float32, or not there at all: ConfigError.
     """
     if name != "auto":
-        return DTYPES[name]
+        dtype = DTYPES[name]
+        try:
+            pack(torch.zeros(8, 8, dtype=dtype))
+        except RuntimeError as error:
+            raise ConfigError(
+                f"dtype is {name!r}: this processor has no products of it; use float32 or auto "
+                f"({str(error).splitlines()[0]})"
+            ) from error
+        return dtype
     capabilities = torch.cpu.get_capabilities()
     has_bfloat16 = any(capabilities.get(flag, False) for flag in BFLOAT16_CAPABILITIES)
     return torch.bfloat16 if has_bfloat16 else torch.float32

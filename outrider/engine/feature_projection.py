@@ -15,7 +15,8 @@ from safetensors import SafetensorError, deserialize
 from safetensors.torch import save
 
 from outrider.engine.errors import CheckpointError
-from outrider.engine.layers import ColumnLinear, RmsNorm, pack
+from outrider.engine.layers import ColumnLinear, RmsNorm
+from outrider.engine.placement import ON_CPU, Placement
 
 WEIGHT = "fc.weight"
 BIAS = "fc.bias"
@@ -92,7 +93,9 @@ def serialise_projection(
     )
 
 
-def load_projection(data: bytes, *, hidden_size: int, dtype: torch.dtype) -> FeatureProjection:
+def load_projection(
+    data: bytes, *, hidden_size: int, dtype: torch.dtype, placement: Placement = ON_CPU
+) -> FeatureProjection:
     """A projection for an engine of a width and dtype. Nothing about the bytes is trusted.
 
     Raises CheckpointError naming the tensor, or the entry of the description, that does not fit.
@@ -116,18 +119,18 @@ def load_projection(data: bytes, *, hidden_size: int, dtype: torch.dtype) -> Fea
         row_dtype=row_dtype,
         sha256=hashlib.sha256(data).hexdigest(),
         input_norm=(
-            RmsNorm(weight=tensors.load(INPUT_NORM, (num_columns,)), eps=eps)
+            RmsNorm(weight=placement.table(tensors.load(INPUT_NORM, (num_columns,))), eps=eps)
             if INPUT_NORM in stored
             else None
         ),
         part_norms=tuple(
-            RmsNorm(weight=tensors.load(name, (hidden_size,)), eps=eps)
+            RmsNorm(weight=placement.table(tensors.load(name, (hidden_size,))), eps=eps)
             for name in part_norm_names
             if name in stored
         ),
         product=ColumnLinear(
-            weight=pack(tensors.load(WEIGHT, (width, num_columns))),
-            bias=tensors.load(BIAS, (width,)) if BIAS in stored else None,
+            weight=placement.matrix(tensors.load(WEIGHT, (width, num_columns))),
+            bias=placement.table(tensors.load(BIAS, (width,))) if BIAS in stored else None,
         ),
     )
 

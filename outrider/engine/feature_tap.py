@@ -3,11 +3,25 @@
 It knows neither sequences nor who reads the features.
 """
 
+from typing import Protocol
+
 import numpy as np
 import torch
 
 from outrider.engine.feature_projection import FeatureProjection
 from outrider.engine.feature_store import FeatureStore
+
+
+class Tap(Protocol):
+    """One projection's features of what an engine computes."""
+
+    @property
+    def projection(self) -> FeatureProjection: ...
+
+    @property
+    def store(self) -> FeatureStore:
+        """The features of every token in the engine's cache."""
+        ...
 
 
 class FeatureTap:

@@ -84,5 +84,7 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
 def _packed_product(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
+    if weight.is_cuda:
+        return F.linear(x, weight, bias)
     product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return product

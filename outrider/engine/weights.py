@@ -18,9 +18,9 @@ from outrider.engine.layers import (
     RowLinear,
     VocabEmbedding,
     VocabHead,
-    pack,
 )
 from outrider.engine.model_config import ModelConfig
+from outrider.engine.placement import ON_CPU, Placement
 from outrider.engine.tensor_source import TensorSource
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -61,19 +61,20 @@ def load_weights(
     source: TensorSource,
     dtype: torch.dtype,
     note: Callable[[str], None],
+    placement: Placement = ON_CPU,
 ) -> DecoderWeights:
     """Load a model; raises CheckpointError naming the tensor for anything that does not fit.
 
     At any time one fused weight is in memory beside the finished layers. `note` hears of progress.
     """
     check_names(config, source)
-    loader = _Loader(config, source, dtype)
-    embedding = loader.tensor(EMBEDDING)
-    head = embedding if config.tie_word_embeddings else loader.tensor(HEAD)
+    loader = _Loader(config, source, dtype, placement)
+    read = loader.tensor(EMBEDDING)
     if config.tie_word_embeddings and HEAD in source.names():
-        _check_tied_head(source, dtype, embedding)
-    packed_head = pack(head)
-    del head
+        _check_tied_head(source, dtype, read)
+    embedding = placement.table(read)
+    head = placement.matrix(embedding if config.tie_word_embeddings else loader.tensor(HEAD))
+    del read
     layers = []
     for index in range(config.num_layers):
         layers.append(loader.layer(index))
@@ -83,7 +84,7 @@ def load_weights(
         embedding=VocabEmbedding(weight=embedding),
         layers=tuple(layers),
         final_norm=loader.norm("model.norm.weight"),
-        head=VocabHead(weight=packed_head),
+        head=VocabHead(weight=head),
         fingerprint=loader.fingerprint.hexdigest(),
     )
 
@@ -114,10 +115,17 @@ def _check_tied_head(source: TensorSource, dtype: torch.dtype, embedding: torch.
 class _Loader:
     """Fetches, checks and fuses the tensors of one checkpoint."""
 
-    def __init__(self, config: ModelConfig, source: TensorSource, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        source: TensorSource,
+        dtype: torch.dtype,
+        placement: Placement,
+    ) -> None:
         self._config = config
         self._source = source
         self._dtype = dtype
+        self._placement = placement
         self._shapes = config.tensor_shapes()
         self.fingerprint = Fingerprint(config)
 
@@ -127,24 +135,30 @@ class _Loader:
         return tensor
 
     def norm(self, name: str) -> RmsNorm:
-        return RmsNorm(weight=self.tensor(name), eps=self._config.rms_norm_eps)
+        weight = self._placement.table(self.tensor(name))
+        return RmsNorm(weight=weight, eps=self._config.rms_norm_eps)
 
     def layer(self, index: int) -> Layer:
         prefix = f"model.layers.{index}."
         attention = prefix + "self_attn."
-        config = self._config
-        output = pack(self.tensor(attention + "o_proj.weight"))
+        config, place = self._config, self._placement
         output_bias = (
-            self.tensor(attention + "o_proj.bias") if config.attention_output_bias else None
+            place.table(self.tensor(attention + "o_proj.bias"))
+            if config.attention_output_bias
+            else None
         )
         return Layer(
             input_norm=self.norm(prefix + "input_layernorm.weight"),
             qkv=self._qkv(attention),
             qk_norm=self._qk_norm(attention) if config.qk_norm else None,
-            output=RowLinear(weight=output, bias=output_bias),
+            output=RowLinear(
+                weight=place.matrix(self.tensor(attention + "o_proj.weight")), bias=output_bias
+            ),
             mlp_norm=self.norm(prefix + "post_attention_layernorm.weight"),
-            gate_up=ColumnLinear(weight=pack(self._gate_up(prefix + "mlp.")), bias=None),
-            down=RowLinear(weight=pack(self.tensor(prefix + "mlp.down_proj.weight")), bias=None),
+            gate_up=ColumnLinear(weight=place.matrix(self._gate_up(prefix + "mlp.")), bias=None),
+            down=RowLinear(
+                weight=place.matrix(self.tensor(prefix + "mlp.down_proj.weight")), bias=None
+            ),
         )
 
     def _qkv(self, prefix: str) -> ColumnLinear:
@@ -156,7 +170,8 @@ class _Loader:
         if config.attention_bias:
             bias = torch.empty(size, dtype=self._dtype)
             self._fill_qkv(bias, prefix, "bias")
-        return ColumnLinear(weight=pack(weight), bias=bias)
+            bias = self._placement.table(bias)
+        return ColumnLinear(weight=self._placement.matrix(weight), bias=bias)
 
     def _fill_qkv(self, fused: torch.Tensor, prefix: str, kind: str) -> None:
         config = self._config
@@ -173,7 +188,7 @@ class _Loader:
         weight = torch.cat(
             (q_weight.expand(config.num_heads, -1), k_weight.expand(config.num_kv_heads, -1))
         )
-        return HeadNorm(weight=weight, eps=config.rms_norm_eps)
+        return HeadNorm(weight=self._placement.table(weight), eps=config.rms_norm_eps)
 
     def _gate_up(self, prefix: str) -> torch.Tensor:
         config = self._config

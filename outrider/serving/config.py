@@ -4,6 +4,7 @@ A flag goes before its variable. An unknown flag or variable is an error, never 
 """
 
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, NoReturn, TypeVar
@@ -22,9 +23,12 @@ from outrider.serving.faults import parse_faults
 ENVIRONMENT_PREFIX = "OUTRIDER_"
 
 
+DEVICE_NAME = re.compile(r"cpu|cuda(:\d{1,3})?")
+
+
 def _check_device(device: str) -> str:
-    if device != "cpu":
-        raise ValueError("must be cpu: this version computes on processors only")
+    if not DEVICE_NAME.fullmatch(device):
+        raise ValueError("must be cpu, cuda or cuda:N")
     return device
 
 

@@ -9,11 +9,13 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from outrider.engine.cpu_steps import CpuStep
 from outrider.engine.feature_projection import FeatureProjection
 from outrider.engine.feature_store import FeatureStore
-from outrider.engine.feature_tap import FeatureTap
+from outrider.engine.feature_tap import FeatureTap, Tap
 from outrider.engine.runner import SequenceRows
 from outrider.engine.sampling import Sampling, sample
+from outrider.engine.verify_step import SequenceStep
 
 VOCAB_SIZE = 24
 HIDDEN_SIZE = 4
@@ -54,6 +56,21 @@ def features_of(tokens: Sequence[int], projection: FeatureProjection, first: int
         ]
     )
     return projection.project(captured).view(torch.int16).numpy().view(np.uint16)
+
+
+class FakeSteps:
+    """Stands in for a StepEngine: the CPU's drawing over a FakeRunner's logits."""
+
+    def __init__(self, runner: "FakeRunner") -> None:
+        self.runner = runner
+
+    def launch(self, sequences: Sequence[SequenceStep], tap: Tap | None) -> CpuStep:
+        assert tap is None or isinstance(tap, FeatureTap)
+        logits = self.runner.forward([sequence.rows for sequence in sequences], tap)
+        return CpuStep(sequences=sequences, logits=logits)
+
+    def make_tap(self, data: bytes) -> Tap:
+        raise NotImplementedError("the tests make taps themselves")
 
 
 class FakeRunner:

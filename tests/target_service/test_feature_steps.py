@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
-from fake_engine import FakeRunner, oracle
+from fake_engine import FakeRunner, FakeSteps, oracle
 from feature_peer import ROW_BYTES, FeaturePeer, projection
 from test_step_loop import Collector
 
@@ -65,7 +65,7 @@ class Harness:
         )
         self.runner = FakeRunner(BLOCK_SIZE, 64)
         self.loop = StepLoop(
-            runner=self.runner,  # type: ignore[arg-type]
+            engine=FakeSteps(self.runner),
             scheduler=self.scheduler,
             drafts=self.drafts,
             statistics=self.statistics,

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 from fake_drafts import FakeDrafts, Propose
-from fake_engine import VOCAB_SIZE, FakeRunner, oracle
+from fake_engine import VOCAB_SIZE, FakeRunner, FakeSteps, oracle
 
 from outrider.engine.kv_cache import BlockPool
 from outrider.engine.sampling import Sampling
@@ -79,7 +79,7 @@ class Harness:
         )
         self.runner = FakeRunner(BLOCK_SIZE, max_step_rows)
         self.loop = StepLoop(
-            runner=self.runner,  # type: ignore[arg-type]
+            engine=FakeSteps(self.runner),
             scheduler=self.scheduler,
             drafts=self.drafts,
             statistics=self.statistics,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from fake_draft_service import FakeDraftService
-from fake_engine import HIDDEN_SIZE, VOCAB_SIZE, FakeRunner, oracle
+from fake_engine import HIDDEN_SIZE, VOCAB_SIZE, FakeRunner, FakeSteps, oracle
 from test_step_loop import Collector
 
 from outrider.engine.feature_projection import load_projection
@@ -90,7 +90,7 @@ class Target:
             on_preempt=self.drafts.stopped,
         )
         self.loop = StepLoop(
-            runner=runner,  # type: ignore[arg-type]
+            engine=FakeSteps(runner),
             scheduler=self.scheduler,
             drafts=self.drafts,
             statistics=self.statistics,

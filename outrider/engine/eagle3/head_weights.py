@@ -22,8 +22,9 @@ from outrider.engine.feature_projection import (
     serialise_projection,
 )
 from outrider.engine.fingerprint import Fingerprint
-from outrider.engine.layers import ColumnLinear, RmsNorm, RowLinear, VocabEmbedding, VocabHead, pack
+from outrider.engine.layers import ColumnLinear, RmsNorm, RowLinear, VocabEmbedding, VocabHead
 from outrider.engine.model_config import ModelConfig
+from outrider.engine.placement import ON_CPU, Placement
 from outrider.engine.tensor_source import TensorSource
 from outrider.engine.weights import EMBEDDING as TARGET_EMBEDDING
 from outrider.engine.weights import HEAD, load_checked, pair_rows
@@ -65,13 +66,17 @@ class TargetCheckpoint:
 
 
 def load_head(
-    config: Eagle3Config, directory: Path, target: TargetCheckpoint, dtype: torch.dtype
+    config: Eagle3Config,
+    directory: Path,
+    target: TargetCheckpoint,
+    dtype: torch.dtype,
+    placement: Placement = ON_CPU,
 ) -> HeadWeights:
     """Load a head; raises CheckpointError naming the tensor for anything that does not fit."""
     source = open_head(directory)
     shapes = tensor_shapes(config)
     takes_head = _check_names(config, source, shapes, target)
-    loader = _Loader(config, source, shapes, dtype)
+    loader = _Loader(config, source, shapes, dtype, placement)
     target_ids = target_token_ids(config, source, loader.fingerprint)
     embedding = (
         loader.tensor(EMBEDDING)
@@ -85,16 +90,18 @@ def load_head(
         head, target_ids = head[torch.from_numpy(order)], target_ids[order]
     projection, row_dtype = loader.projection()
     return HeadWeights(
-        embedding=VocabEmbedding(weight=embedding),
+        embedding=VocabEmbedding(weight=placement.table(embedding)),
         embedding_norm=loader.norm(LAYER + "input_layernorm.weight"),
         feature_norm=loader.norm(LAYER + "hidden_norm.weight"),
         qkv=loader.qkv(),
         output=loader.output(),
         mlp_norm=loader.norm(LAYER + "post_attention_layernorm.weight"),
         gate_up=loader.gate_up(),
-        down=RowLinear(weight=pack(loader.tensor(LAYER + "mlp.down_proj.weight")), bias=None),
+        down=RowLinear(
+            weight=placement.matrix(loader.tensor(LAYER + "mlp.down_proj.weight")), bias=None
+        ),
         final_norm=loader.norm("norm.weight"),
-        head=VocabHead(weight=pack(head)),
+        head=VocabHead(weight=placement.matrix(head)),
         target_token_ids=target_ids,
         projection=projection,
         row_dtype=row_dtype,
@@ -241,7 +248,9 @@ class _Loader:
         source: HeadSource,
         shapes: Mapping[str, tuple[int, ...]],
         dtype: torch.dtype,
+        placement: Placement,
     ) -> None:
+        self._placement = placement
         self._config = config
         self._source = source
         self._shapes = shapes
@@ -270,11 +279,14 @@ class _Loader:
         return tensor
 
     def norm(self, name: str) -> RmsNorm:
-        return RmsNorm(weight=self.tensor(name), eps=self._config.layer.rms_norm_eps)
+        weight = self._placement.table(self.tensor(name))
+        return RmsNorm(weight=weight, eps=self._config.layer.rms_norm_eps)
 
     def qkv(self) -> ColumnLinear:
-        bias = self._fused_qkv("bias") if self._config.layer.attention_bias else None
-        return ColumnLinear(weight=pack(self._fused_qkv("weight")), bias=bias)
+        bias = None
+        if self._config.layer.attention_bias:
+            bias = self._placement.table(self._fused_qkv("bias"))
+        return ColumnLinear(weight=self._placement.matrix(self._fused_qkv("weight")), bias=bias)
 
     def _fused_qkv(self, kind: str) -> torch.Tensor:
         head_dim = self._config.layer.head_dim
@@ -284,13 +296,15 @@ class _Loader:
     def output(self) -> RowLinear:
         has_bias = self._config.layer.attention_output_bias
         return RowLinear(
-            weight=pack(self.tensor(ATTENTION + "o_proj.weight")),
-            bias=self.tensor(ATTENTION + "o_proj.bias") if has_bias else None,
+            weight=self._placement.matrix(self.tensor(ATTENTION + "o_proj.weight")),
+            bias=(
+                self._placement.table(self.tensor(ATTENTION + "o_proj.bias")) if has_bias else None
+            ),
         )
 
     def gate_up(self) -> ColumnLinear:
         gate, up = (self.tensor(f"{LAYER}mlp.{part}_proj.weight") for part in ("gate", "up"))
-        return ColumnLinear(weight=pack(torch.cat((gate, up))), bias=None)
+        return ColumnLinear(weight=self._placement.matrix(torch.cat((gate, up))), bias=None)
 
     def projection(self) -> tuple[bytes, torch.dtype]:
         """What the target runs, and the dtype in which its rows travel: float16 where the head is

@@ -1,0 +1,59 @@
+"""Projects what a step captured, on the device, and keeps the features on the host.
+
+The captured streams are those of the engine's feature layers, whichever of them the projection
+reads: graphs were captured before it was known.
+"""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from outrider.engine.errors import CheckpointError
+from outrider.engine.feature_projection import FeatureProjection
+from outrider.engine.feature_store import FeatureStore
+from outrider.engine.gpu.decoder import Capture
+
+
+class GpuFeatureTap:
+    """One projection's tap on an engine's steps. Owned by the engine's thread once in use."""
+
+    def __init__(
+        self,
+        projection: FeatureProjection,
+        store: FeatureStore,
+        capture: Capture,
+        *,
+        hidden_size: int,
+    ) -> None:
+        """Raises CheckpointError for layers that the engine does not capture."""
+        missing = sorted(set(projection.layer_ids) - set(capture.layer_ids))
+        if missing:
+            raise CheckpointError(
+                f"feature projection reads layer {missing[0]}: must be among those captured, "
+                f"{', '.join(map(str, capture.layer_ids))}"
+            )
+        self.projection = projection
+        self.store = store
+        self._captured = capture.rows
+        self._parts = [
+            slice(first, first + hidden_size)
+            for first in (
+                capture.layer_ids.index(layer) * hidden_size for layer in projection.layer_ids
+            )
+        ]
+        self._takes_all = projection.layer_ids == capture.layer_ids
+        self._pinned = torch.empty(
+            len(capture.rows), projection.width, dtype=projection.row_dtype, pin_memory=True
+        )
+
+    def launch(self, num_rows: int) -> None:
+        """Projects the first rows of what was captured, and starts their way to the host."""
+        captured = self._captured[:num_rows]
+        if not self._takes_all:
+            captured = torch.cat([captured[:, part] for part in self._parts], dim=1)
+        self._pinned[:num_rows].copy_(self.projection.project(captured), non_blocking=True)
+
+    def keep(self, rows: npt.NDArray[np.int64], slots: npt.NDArray[np.int64]) -> None:
+        """Stores the features of these rows, which have come, at their slots."""
+        features = self._pinned.view(torch.int16).numpy().view(np.uint16)
+        self.store.write(slots, features[rows])

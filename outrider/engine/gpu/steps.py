@@ -1,0 +1,338 @@
+"""Steps on a GPU: a captured graph where the step has its shape, single launches otherwise.
+
+The host writes one buffer, plans the attention, copies the buffer and launches; what comes back is
+a few numbers a sequence. Nothing in between waits for the device.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from outrider.engine.acceptance import Verdict
+from outrider.engine.errors import StepError
+from outrider.engine.feature_projection import load_projection
+from outrider.engine.feature_store import FeatureStore
+from outrider.engine.feature_tap import Tap
+from outrider.engine.gpu.decoder import GpuDecoder
+from outrider.engine.gpu.feature_tap import GpuFeatureTap
+from outrider.engine.gpu.flashinfer_attention import (
+    AttentionWorkspace,
+    DevicePages,
+    FlashInferAttention,
+    HostPages,
+)
+from outrider.engine.gpu.sampling_kernel import NO_TOKEN, accept, sample_rows, sampling_workspace
+from outrider.engine.gpu.step_inputs import (
+    Filled,
+    StepInputs,
+    StepShape,
+    fill,
+    ragged_shape,
+    rectangle_shape,
+)
+from outrider.engine.gpu.truncation import truncate_
+from outrider.engine.placement import DevicePlacement
+from outrider.engine.sampling import LogitsError
+from outrider.engine.verify_step import SequenceStep
+
+# Of a graph: numbers of sequences. A step takes the next larger one.
+SEQUENCE_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBounds:
+    """What steps are made for."""
+
+    block_size: int
+    max_sequence_length: int
+    max_step_rows: int
+    max_sequences: int
+    max_draft_length: int
+
+    @property
+    def max_pages_each(self) -> int:
+        """Blocks of the longest sequence, with the rows that fill a rectangle up."""
+        return -(-(self.max_sequence_length + 1 + self.max_draft_length) // self.block_size)
+
+    @property
+    def buckets(self) -> list[tuple[int, int]]:
+        """(sequences, rows of each) of every graph, largest first."""
+        counts = [count for count in SEQUENCE_BUCKETS if count < self.max_sequences]
+        counts.append(self.max_sequences)
+        return sorted(
+            ((count, rows) for count in counts for rows in range(1, self.max_draft_length + 2)),
+            key=lambda bucket: -bucket[0] * bucket[1],
+        )
+
+
+class StepMemory:
+    """What all steps share, since one runs at a time: inputs, results, workspaces."""
+
+    def __init__(self, bounds: StepBounds, device: torch.device) -> None:
+        rows_each = 1 + bounds.max_draft_length
+        largest = rectangle_shape(bounds.max_sequences, rows_each, bounds.max_pages_each)
+        ragged = StepShape(
+            num_sequences=bounds.max_sequences,
+            num_rows=bounds.max_step_rows,
+            num_drawn=rows_each,
+            num_pages=bounds.max_sequences * bounds.max_pages_each,
+            is_rectangle=False,
+        )
+        size = max(largest.size, ragged.size)
+        size += size % 2
+        self.device = device
+        self.inputs = torch.zeros(size, dtype=torch.int32, device=device)
+        self.pinned_inputs = torch.zeros(size, dtype=torch.int32, pin_memory=True)
+        self.max_logits = max(largest.num_logits, ragged.num_logits)
+        num_results = self.max_logits + bounds.max_sequences
+        self.results = torch.zeros(num_results, dtype=torch.int32, device=device)
+        self.pinned_results = torch.zeros(num_results, dtype=torch.int32, pin_memory=True)
+        self.sampling = sampling_workspace(self.max_logits, device)
+        self.attention = AttentionWorkspace(device)
+
+
+def run_step(
+    decoder: GpuDecoder, memory: StepMemory, inputs: StepInputs, attention: FlashInferAttention
+) -> torch.Tensor:
+    """Launches everything from the rows' embeddings to the verdicts; returns the logits
+    [num_logits, vocab_size].
+    """
+    normed = decoder.hidden_states(inputs, attention)
+    if not inputs.shape.is_rectangle:
+        normed = normed.index_select(0, inputs.logit_rows)
+    logits = decoder.logits(normed)
+    draw(memory, inputs, logits)
+    return logits
+
+
+def draw(memory: StepMemory, inputs: StepInputs, logits: torch.Tensor) -> None:
+    """Draws a token from every row of logits, and counts the drafts that equal it."""
+    shape = inputs.shape
+    drawn = memory.results[: shape.num_logits]
+    sample_rows(
+        logits, inputs.seeds, inputs.draw_positions, inputs.temperatures, drawn, memory.sampling
+    )
+    accepted = memory.results[shape.num_logits : shape.num_logits + shape.num_sequences]
+    accept(inputs.draft_token_ids, drawn, inputs.draft_lengths, accepted, shape.num_drawn)
+
+
+def pages_of(inputs: StepInputs) -> DevicePages:
+    """The parts of a step's inputs that attention reads."""
+    return DevicePages(
+        query_starts=inputs.query_starts,
+        page_starts=inputs.page_starts,
+        pages=inputs.pages,
+        last_page_lengths=inputs.last_page_lengths,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepGraph:
+    """One captured step."""
+
+    inputs: StepInputs  # on the device
+    attention: FlashInferAttention
+    graph: torch.cuda.CUDAGraph
+    logits: torch.Tensor
+
+
+class GpuSteps:
+    """A StepEngine on one GPU. Owned by one thread at a time."""
+
+    def __init__(
+        self,
+        *,
+        decoder: GpuDecoder,
+        bounds: StepBounds,
+        memory: StepMemory,
+        graphs: dict[tuple[int, int], StepGraph],
+        ragged_attention: FlashInferAttention,
+    ) -> None:
+        """`graphs` by sequences and rows of each."""
+        self.decoder = decoder
+        self.bounds = bounds
+        self.memory = memory
+        self.graphs = graphs
+        self._ragged_attention = ragged_attention
+        self._counts = sorted({count for count, _ in graphs})
+        self._device = memory.device
+        self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def launch(self, sequences: Sequence[SequenceStep], tap: Tap | None) -> "GpuStep":
+        self._check(sequences)
+        assert tap is None or isinstance(tap, GpuFeatureTap)
+        torch.cuda.set_device(self._device)
+        graph = self._graph_for(sequences)
+        with torch.inference_mode():
+            if graph is None:
+                shape = ragged_shape(sequences, self.bounds.max_pages_each)
+                inputs = StepInputs(shape, self.memory.inputs)
+                filled = self._prepare(inputs, self._ragged_attention, sequences)
+                logits = run_step(self.decoder, self.memory, inputs, self._ragged_attention)
+            else:
+                inputs, logits = graph.inputs, graph.logits
+                filled = self._prepare(inputs, graph.attention, sequences)
+                graph.graph.replay()
+            if any(one.sampling is not None and one.sampling.is_truncated for one in sequences):
+                self._truncate(inputs, logits, sequences)
+                draw(self.memory, inputs, logits)
+            shape = inputs.shape
+            count = shape.num_logits + shape.num_sequences
+            self.memory.pinned_results[:count].copy_(self.memory.results[:count], non_blocking=True)
+            if tap is not None:
+                tap.launch(shape.num_rows)
+        self._done.record()
+        return GpuStep(
+            sequences=sequences,
+            shape=shape,
+            filled=filled,
+            results=self.memory.pinned_results,
+            logits=logits,
+            tap=tap,
+            done=self._done,
+        )
+
+    def make_tap(self, data: bytes) -> GpuFeatureTap:
+        torch.cuda.set_device(self._device)
+        decoder, bounds = self.decoder, self.bounds
+        hidden_size = decoder.config.hidden_size
+        projection = load_projection(
+            data,
+            hidden_size=hidden_size,
+            dtype=decoder.cache.dtype,
+            placement=DevicePlacement(self._device),
+        )
+        assert decoder.capture is not None
+        return GpuFeatureTap(
+            projection,
+            FeatureStore(
+                num_blocks=decoder.cache.num_blocks,
+                block_size=bounds.block_size,
+                width=projection.width,
+            ),
+            decoder.capture,
+            hidden_size=hidden_size,
+        )
+
+    def _graph_for(self, sequences: Sequence[SequenceStep]) -> StepGraph | None:
+        """The smallest graph that holds the step; None where a prompt chunk is in it."""
+        rows_each = 0
+        for sequence in sequences:
+            count = len(sequence.rows.token_ids)
+            if count != sequence.rows.num_logits:
+                return None
+            rows_each = max(rows_each, count)
+        for count in self._counts:
+            if count >= len(sequences):
+                return self.graphs.get((count, rows_each))
+        return None
+
+    def _prepare(
+        self,
+        inputs: StepInputs,
+        attention: FlashInferAttention,
+        sequences: Sequence[SequenceStep],
+    ) -> Filled:
+        memory, bounds = self.memory, self.bounds
+        host = StepInputs(inputs.shape, memory.pinned_inputs)
+        filled = fill(
+            host,
+            sequences,
+            block_size=bounds.block_size,
+            max_position=bounds.max_sequence_length - 1,
+        )
+        attention.plan(
+            HostPages(
+                query_starts=host.query_starts,
+                page_starts=host.page_starts,
+                lengths=filled.lengths,
+            ),
+            pages_of(inputs),
+            num_rows=inputs.shape.num_rows,
+        )
+        count = host.size_with(filled.num_pages)
+        memory.inputs[:count].copy_(memory.pinned_inputs[:count], non_blocking=True)
+        return filled
+
+    def _truncate(
+        self, inputs: StepInputs, logits: torch.Tensor, sequences: Sequence[SequenceStep]
+    ) -> None:
+        shape = inputs.shape
+        top_k = np.zeros(shape.num_sequences, dtype=np.int64)
+        top_p = np.ones(shape.num_sequences)
+        min_p = np.zeros(shape.num_sequences)
+        for index, sequence in enumerate(sequences):
+            sampling = sequence.sampling
+            if sampling is not None:
+                top_k[index], top_p[index] = sampling.top_k, sampling.top_p
+                min_p[index] = sampling.min_p
+
+        def of_rows(values: npt.NDArray[np.generic]) -> torch.Tensor:
+            return torch.from_numpy(values.repeat(shape.num_drawn)).to(self._device)
+
+        truncate_(logits, inputs.temperatures, of_rows(top_k), of_rows(top_p), of_rows(min_p))
+
+    def _check(self, sequences: Sequence[SequenceStep]) -> None:
+        bounds = self.bounds
+        if not sequences:
+            raise StepError("a step needs at least one sequence")
+        if len(sequences) > bounds.max_sequences:
+            raise StepError(
+                f"a step of {len(sequences)} sequences: must be at most {bounds.max_sequences}"
+            )
+        num_rows = 0
+        for sequence in sequences:
+            rows = sequence.rows
+            num_rows += len(rows.token_ids)
+            end = rows.start + len(rows.token_ids)
+            if end > bounds.max_sequence_length:
+                raise StepError(
+                    f"sequence length is {end}: must be at most {bounds.max_sequence_length}"
+                )
+            if len(rows.block_table) * bounds.block_size < end:
+                raise StepError(
+                    f"block table of {len(rows.block_table)} blocks: must cover {end} tokens"
+                )
+            if sequence.draft_length > bounds.max_draft_length:
+                raise StepError(
+                    f"draft length is {sequence.draft_length}: must be at most "
+                    f"{bounds.max_draft_length}"
+                )
+        if num_rows > bounds.max_step_rows:
+            raise StepError(f"a step of {num_rows} rows: must be at most {bounds.max_step_rows}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuStep:
+    """A step that the device works on."""
+
+    sequences: Sequence[SequenceStep]
+    shape: StepShape
+    filled: Filled
+    results: torch.Tensor  # pinned
+    logits: torch.Tensor  # on the device, until the next step
+    tap: GpuFeatureTap | None
+    done: torch.cuda.Event
+
+    def verdicts(self) -> list[Verdict]:
+        self.done.synchronize()
+        shape, results = self.shape, self.results.numpy()
+        drawn = results[: shape.num_logits].reshape(shape.num_sequences, shape.num_drawn)
+        accepted = results[shape.num_logits : shape.num_logits + shape.num_sequences]
+        if self.tap is not None:
+            self.tap.keep(self.filled.own_rows, self.filled.own_slots)
+        verdicts = []
+        for index, sequence in enumerate(self.sequences):
+            if sequence.sampling is None:
+                continue
+            length = int(accepted[index])
+            token_id = int(drawn[index, length])
+            if token_id == NO_TOKEN:
+                raise LogitsError(
+                    f"the largest logit at position {sequence.base_length + length} is not finite"
+                )
+            verdicts.append(Verdict(accepted_length=length, bonus_token_id=token_id))
+        return verdicts

@@ -1,0 +1,53 @@
+"""The target's step as its loop sees it: rows of sequences go in, verdicts come out.
+
+Where tokens are drawn, on the host or on a device, is the engine's business.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from outrider.engine.acceptance import Verdict
+from outrider.engine.feature_tap import Tap
+from outrider.engine.sampling import Sampling
+from outrider.engine.step import SequenceRows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceStep:
+    """One sequence's rows of a step, and how its tokens are drawn.
+
+    Decoding, the rows are the last committed token and then the draft, all with logits. Otherwise
+    they are a piece of the prompt: its last row alone has logits, if the prompt ends there.
+    """
+
+    rows: SequenceRows
+    draft_length: int  # the last so many of the rows' tokens are drafts
+    sampling: Sampling | None  # None: nothing is drawn
+    base_length: int  # position of the first token drawn: tokens of prompt and output before it
+
+
+class RunningStep(Protocol):
+    """A step that has been started."""
+
+    def verdicts(self) -> list[Verdict]:
+        """Of every sequence with a sampling, in order. Waits until they are there, and the rows'
+        keys, values and features are kept. Raises LogitsError; called once.
+        """
+        ...
+
+
+class StepEngine(Protocol):
+    """Runs steps, one after another, on one thread."""
+
+    def launch(self, sequences: Sequence[SequenceStep], tap: Tap | None) -> RunningStep:
+        """Starts a step; the tap keeps the features of its rows. Raises StepError for rows beyond
+        the engine's limits.
+        """
+        ...
+
+    def make_tap(self, data: bytes) -> Tap:
+        """A tap with the projection of these bytes (see `feature_projection`), with nothing kept
+        yet. May be called on any thread; raises CheckpointError.
+        """
+        ...
