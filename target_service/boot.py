@@ -81,6 +81,8 @@ def boot_target(
             block_size=config.block_size,
             max_sequence_length=config.max_sequence_length or None,
             max_step_rows=config.max_step_rows,
+            max_sequences=config.max_running_sequences,
+            max_draft_length=config.max_draft_length,
             feature_layers=parse_feature_layers(config.feature_layers),
         ),
         lifecycle,

@@ -5,9 +5,7 @@ is run again once the target's features are there. It draws with the target's ow
 target's token ids (Daliri, Musco, Suresh, arXiv 2408.07978).
 """
 
-import hashlib
 import time
-from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -15,30 +13,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from draft_service.drafters.drafter import (
-    NO_PROPOSAL,
-    DrafterOffer,
-    FeatureNeeds,
-    FeatureRows,
-    Proposal,
-    Wish,
-)
+from draft_service.drafters.drafter import NO_PROPOSAL, Proposal, Wish
 from draft_service.drafters.eagle3_sequence import Eagle3Sequence
-from draft_service.drafters.pace import ANSWER_SECONDS, MAX_BACKLOG, rows_within
+from draft_service.drafters.head_drafter import HeadDrafter, HeadLimits
+from draft_service.drafters.pace import ANSWER_SECONDS
 from draft_service.drafters.probability import probability_of
 from outrider.engine.eagle3.head_runner import HeadOutput, HeadRunner
-from outrider.engine.errors import CacheFull
 from outrider.engine.kv_cache import BlockPool
-from outrider.engine.sampling import Sampling, sample, sample_among
+from outrider.engine.sampling import sample, sample_among
 from outrider.engine.step import SequenceRows
 
-NAME = "eagle3"
 MAX_DRAFT_LENGTH = 32
-# Far beyond any hidden state, and small enough for the layer's sums in either dtype.
-LARGEST_FEATURE = 1e30
 
 
-class Eagle3Drafter:
+class Eagle3Drafter(HeadDrafter):
     """Proposes with a head. One forward per draft position, for all rows together."""
 
     def __init__(
@@ -58,78 +46,30 @@ class Eagle3Drafter:
         before a token with which the product of the head's own probabilities falls below
         `min_probability`; 0 = it does not. Tokens that a guide puts in count as certain.
         """
-        assert window >= 0, window
         assert 0 <= min_probability < 1, min_probability
         weights = runner.head.weights
-        self.max_backlog = min(MAX_BACKLOG, runner.max_step_rows)
+        super().__init__(
+            config=runner.head.config,
+            weights=weights,
+            limits=HeadLimits(
+                dtype=runner.dtype,
+                block_size=runner.block_size,
+                max_sequence_length=runner.max_sequence_length,
+                max_step_rows=runner.max_step_rows,
+                max_draft_length=MAX_DRAFT_LENGTH,
+                step_seconds=step_seconds,
+            ),
+            block_pool=block_pool,
+            window=window,
+        )
         self._runner = runner
-        self._pool = block_pool
         self._eos_token_ids = eos_token_ids
-        self._step_seconds = step_seconds
-        self._window = window
         self._min_probability = min_probability
         self._clock = clock
-        self._row_dtype = weights.row_dtype
         self._target_token_ids = weights.target_token_ids
-        self.offer = DrafterOffer(
-            name=NAME,
-            fingerprint=weights.fingerprint,
-            max_draft_length=MAX_DRAFT_LENGTH,
-            max_sequence_length=runner.max_sequence_length,
-            feature_needs=feature_needs_of(runner),
-        )
 
-    def open(self, token_ids: "array[int]", sampling: Sampling) -> Eagle3Sequence:
-        """No row can be run before features come."""
-        return Eagle3Sequence(token_ids, sampling)
-
-    def add_features(self, state: Eagle3Sequence, features: FeatureRows) -> bool:
-        """Keeps what has not been run. False also for numbers that no hidden state has, since they
-        would spoil the cache: the sequence is then opened again.
-        """
-        rows = self._decoded(features.rows)
-        end = features.first_position + len(rows)
-        if len(rows) == 0:
-            return True
-        if end > self.offer.max_sequence_length or not bool(rows.abs().amax() <= LARGEST_FEATURE):
-            return False
-        if not state.has_features:
-            state.begin(features.first_position)
-        if features.first_position > state.features_end:
-            return False
-        if end > state.features_end:
-            state.append_features(rows[state.features_end - features.first_position :])
-        return True
-
-    def reserve(self, state: Eagle3Sequence, length: int) -> bool:
-        """Hands the sequence blocks for the rows of `length` tokens; False if there are too few."""
-        num_rows = length - 1 - state.first_position
-        try:
-            self._pool.grow(state.block_table, length=num_rows, block_size=self._runner.block_size)
-        except CacheFull:
-            return False
-        return True
-
-    def backlog(self, state: Eagle3Sequence) -> int:
-        """Rows that can be run: none while features are missing."""
-        return state.backlog
-
-    def prepare(self, states: Sequence[Eagle3Sequence], budget_seconds: float) -> None:
-        """One forward of as many rows as the budget allows, of the first sequences first."""
-        room = self.rows_within(budget_seconds)
-        pieces = []
-        for state in states:
-            count = min(state.backlog, room)
-            if count:
-                pieces.append(self._extended(state, count, num_logits=0))
-                room -= count
-        if pieces:
-            batch, features = zip(*pieces, strict=True)
-            self._runner.forward(batch, torch.cat(features))
-
-    def rows_within(self, seconds: float) -> int:
-        """Rows of a forward of about so many seconds, by what boot measured."""
-        return rows_within(seconds, self._step_seconds, self._runner.max_step_rows)
+    def _run_rows(self, batch: Sequence[SequenceRows], features: torch.Tensor) -> None:
+        self._runner.forward(batch, features)
 
     def propose(self, wishes: Sequence[Wish[Eagle3Sequence]]) -> list[Proposal]:
         """Draws up to that many tokens for each whose features reach its last token but one.
@@ -151,30 +91,6 @@ class Eagle3Drafter:
             output = self._draft_step(live, rows, output.features) if rows else None
             live = [live[row] for row in rows]
         return [Proposal(draft.token_ids) if draft.token_ids else NO_PROPOSAL for draft in drafts]
-
-    def close(self, state: Eagle3Sequence) -> None:
-        """Gives the blocks back."""
-        self._pool.release(state.block_table)
-        state.block_table = []
-
-    def _decoded(self, rows: bytes) -> torch.Tensor:
-        """[rows, width] in the dtype of the head."""
-        width = self._runner.head.config.hidden_size
-        if not rows:
-            return torch.empty(0, width)
-        # A copy, which torch may call writable, and which keeps no message alive.
-        return (
-            torch.frombuffer(bytearray(rows), dtype=self._row_dtype)
-            .view(-1, width)
-            .to(self._runner.dtype)
-        )
-
-    def _extended(
-        self, state: Eagle3Sequence, count: int, num_logits: int
-    ) -> tuple[SequenceRows, torch.Tensor]:
-        if self._window:
-            self._pool.release(state.drop_behind(self._window, self._runner.block_size))
-        return state.extend(count, num_logits)
 
     def _extend(self, drafts: Sequence["_Draft"]) -> HeadOutput:
         """The rows of all backlogs, and the logits of each sequence's last."""
@@ -246,16 +162,3 @@ class _Draft:
         """The row of the last drawn token, at the position before it."""
         position = self.state.length + len(self.token_ids) - 2
         return self.state.draft_row(self.token_ids[-1], position)
-
-
-def feature_needs_of(runner: HeadRunner) -> FeatureNeeds:
-    """What a head reads of its target."""
-    config, weights = runner.head.config, runner.head.weights
-    return FeatureNeeds(
-        layer_ids=config.feature_layers.inputs,
-        width=config.hidden_size,
-        dtype=str(weights.row_dtype).removeprefix("torch."),
-        projection_sha256=hashlib.sha256(weights.projection).hexdigest(),
-        target_hidden_size=config.target_hidden_size,
-        projection=weights.projection,
-    )

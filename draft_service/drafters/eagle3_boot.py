@@ -1,16 +1,21 @@
 """Boots the EAGLE-3 drafter: a head and what it needs of its target's checkpoint. Imports torch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from draft_service.config import DraftConfig
 from draft_service.drafters.eagle3 import Eagle3Drafter
+from draft_service.drafters.head_drafter import HeadDrafter
 from draft_service.handshake import DraftIdentity
 from outrider.engine.boot import BootReport, Stage
 from outrider.engine.config import EngineConfig
 from outrider.engine.eagle3.boot import HeadEngine, boot_head
-from outrider.engine.eagle3.head_config import TARGET_RECORD, read_recorded_target
+from outrider.engine.eagle3.head_config import TARGET_RECORD, Eagle3Config, read_recorded_target
+from outrider.engine.eagle3.head_weights import HeadWeights
 from outrider.engine.errors import ConfigError
 from outrider.engine.first_decode import step_milliseconds
+from outrider.engine.model_config import ModelConfig
 from outrider.serving.errors import ConfigurationError
 from outrider.serving.model_source import resolve_model
 from outrider.serving.tokenizer import load_tokenizer
@@ -20,7 +25,7 @@ from outrider.serving.tokenizer import load_tokenizer
 class Eagle3Booted:
     """A drafter over a head that has run."""
 
-    drafter: Eagle3Drafter
+    drafter: HeadDrafter
     identity: DraftIdentity
     device: str
     limits: dict[str, str]
@@ -48,27 +53,72 @@ def boot_eagle3_drafter(config: DraftConfig, report: BootReport) -> Eagle3Booted
             f"config.json: {TARGET_RECORD}.tokenizer_sha256 is {recorded.tokenizer_sha256} (of "
             f"{recorded.name}): must be the target's, {tokenizer_sha256}"
         )
-    engine = boot_head(
-        EngineConfig(
-            model_path=target,
-            dtype=config.dtype,
-            device=config.device,
-            kv_cache_bytes=config.kv_cache_mib * 2**20,
-        ),
-        head,
-        report,
+    engine_config = EngineConfig(
+        model_path=target,
+        dtype=config.dtype,
+        device=config.device,
+        kv_cache_bytes=config.kv_cache_mib * 2**20,
+        max_draft_length=max(config.max_draft_length, 1),
     )
+    if config.device != "cpu":
+        return _boot_on_gpu(config, engine_config, head, tokenizer_sha256, report)
+    engine = boot_head(engine_config, head, report)
     return Eagle3Booted(
         drafter=drafter_over(
             engine, window=config.draft_window, min_probability=config.draft_min_probability
         ),
-        identity=DraftIdentity(
-            vocab_size=engine.target_config.vocab_size,
-            tokenizer_sha256=tokenizer_sha256,
-            eos_token_ids=tuple(engine.target_config.eos_token_ids),
-        ),
+        identity=_identity(engine.target_config, tokenizer_sha256),
         device=engine.device,
-        limits=_limits(engine),
+        limits=_limits(
+            engine.runner.head.config,
+            engine.runner.head.weights,
+            dtype=engine.dtype,
+            num_blocks=engine.block_pool.num_blocks,
+            block_size=engine.runner.block_size,
+            step_seconds=engine.step_seconds,
+        ),
+    )
+
+
+def _boot_on_gpu(
+    config: DraftConfig,
+    engine_config: EngineConfig,
+    head: Path,
+    tokenizer_sha256: str,
+    report: BootReport,
+) -> Eagle3Booted:
+    # Imported here: their libraries are there only where there is a GPU.
+    from draft_service.drafters.eagle3_graphs import Eagle3GraphDrafter
+    from outrider.engine.gpu.head_boot import boot_gpu_head
+
+    engine = boot_gpu_head(engine_config, head, report)
+    chains = engine.chains
+    return Eagle3Booted(
+        drafter=Eagle3GraphDrafter(
+            chains=chains,
+            block_pool=engine.block_pool,
+            eos_token_ids=frozenset(engine.target_config.eos_token_ids),
+            step_seconds=engine.step_seconds,
+            window=config.draft_window,
+        ),
+        identity=_identity(engine.target_config, tokenizer_sha256),
+        device=engine.device,
+        limits=_limits(
+            chains.head.config,
+            chains.head.weights,
+            dtype=engine.dtype,
+            num_blocks=engine.block_pool.num_blocks,
+            block_size=chains.bounds.block_size,
+            step_seconds=engine.step_seconds,
+        ),
+    )
+
+
+def _identity(target: ModelConfig, tokenizer_sha256: str) -> DraftIdentity:
+    return DraftIdentity(
+        vocab_size=target.vocab_size,
+        tokenizer_sha256=tokenizer_sha256,
+        eos_token_ids=tuple(target.eos_token_ids),
     )
 
 
@@ -86,15 +136,22 @@ def drafter_over(
     )
 
 
-def _limits(engine: HeadEngine) -> dict[str, str]:
-    head = engine.runner.head
+def _limits(
+    config: Eagle3Config,
+    weights: HeadWeights,
+    *,
+    dtype: str,
+    num_blocks: int,
+    block_size: int,
+    step_seconds: Sequence[tuple[int, float]],
+) -> dict[str, str]:
     return {
-        "dtype": engine.dtype,
-        "kv_blocks": str(engine.block_pool.num_blocks - 1),
-        "block_size": str(engine.runner.block_size),
-        "step_milliseconds": step_milliseconds(engine.step_seconds),
-        "draft_vocabulary": f"{head.config.draft_vocab_size} of {head.config.layer.vocab_size}",
-        "features": head.config.feature_layers.words(),
-        "feature_rows": f"{head.config.hidden_size} numbers, "
-        f"{str(head.weights.row_dtype).removeprefix('torch.')}",
+        "dtype": dtype,
+        "kv_blocks": str(num_blocks - 1),
+        "block_size": str(block_size),
+        "step_milliseconds": step_milliseconds(step_seconds),
+        "draft_vocabulary": f"{config.draft_vocab_size} of {config.layer.vocab_size}",
+        "features": config.feature_layers.words(),
+        "feature_rows": f"{config.hidden_size} numbers, "
+        f"{str(weights.row_dtype).removeprefix('torch.')}",
     }

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from draft_service.config import DraftConfig
 from draft_service.drafters.standalone import StandaloneDrafter
 from draft_service.handshake import DraftIdentity
-from outrider.engine.boot import BootReport, Engine, Stage, boot
+from outrider.engine.boot import BootReport, CpuEngine, Stage, boot
 from outrider.engine.config import EngineConfig
 from outrider.engine.first_decode import step_milliseconds
 from outrider.serving.errors import ConfigurationError
@@ -58,7 +58,7 @@ def boot_standalone_drafter(config: DraftConfig, report: BootReport) -> Standalo
     )
 
 
-def drafter_over(engine: Engine) -> StandaloneDrafter:
+def drafter_over(engine: CpuEngine) -> StandaloneDrafter:
     """A drafter with an engine of its own."""
     return StandaloneDrafter(
         runner=engine.runner,

@@ -16,6 +16,7 @@ from outrider.engine.feature_projection import load_projection
 from outrider.serving.errors import ConfigurationError
 from outrider.serving.tokenizer import load_tokenizer
 from tests.engine.head_checkpoint import HIDDEN_SIZE, HeadFiles, flat_head
+from tests.processor import ENGINE_DTYPES
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 
@@ -94,7 +95,7 @@ def test_the_stages_end_with_a_head_that_has_run_and_a_service_that_has_proposed
     assert 1 <= len(booted.first_draft.draft_token_ids) <= 4
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ENGINE_DTYPES)
 def test_the_first_decode_holds_in_either_dtype(dtype: str, config: DraftConfig) -> None:
     report = Report()
     booted = boot_eagle3_drafter(config.model_copy(update={"dtype": dtype}), report)

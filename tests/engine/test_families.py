@@ -14,6 +14,8 @@ from engine_support import (
     save,
 )
 
+from tests.processor import NEEDS_BFLOAT16
+
 CASES = {
     "llama_untied": ("llama", {}),
     "smollm_tied": (
@@ -66,6 +68,7 @@ def test_sharded_checkpoints_give_the_same_logits(tmp_path: Path) -> None:
     assert whole.fingerprint == sharded.fingerprint
 
 
+@NEEDS_BFLOAT16
 def test_bfloat16_stays_near_float32(tmp_path: Path) -> None:
     model = make_model("qwen3", head_dim=32, initializer_range=0.05)
     engine = boot_engine(save(model, tmp_path), dtype="bfloat16")
@@ -74,6 +77,7 @@ def test_bfloat16_stays_near_float32(tmp_path: Path) -> None:
     assert 0 < relative_error(found, reference_logits(model, token_ids)) < 3e-2
 
 
+@NEEDS_BFLOAT16
 def test_fingerprints_tell_checkpoints_apart(tmp_path: Path) -> None:
     model = make_model("llama")
     first = boot_engine(save(model, tmp_path / "first"))

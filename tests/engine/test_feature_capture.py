@@ -15,6 +15,7 @@ from outrider.engine.feature_projection import (
 )
 from outrider.engine.feature_tap import FeatureTap
 from outrider.engine.runner import SequenceRows
+from tests.processor import ENGINE_DTYPES
 
 HIDDEN = 64
 WIDTH = 64
@@ -28,7 +29,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, Path]:
     return model, save(model, tmp_path_factory.mktemp("layers"))
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+@pytest.fixture(scope="module", params=ENGINE_DTYPES)
 def engine(request: pytest.FixtureRequest, checkpoint: tuple[object, Path]) -> Engine:
     return boot_engine(checkpoint[1], dtype=request.param, block_size=8)
 

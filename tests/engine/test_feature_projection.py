@@ -14,6 +14,7 @@ from outrider.engine.feature_projection import (
     load_projection,
     serialise_projection,
 )
+from tests.processor import NEEDS_BFLOAT16
 
 HIDDEN = 64
 LAYERS = (1, 3, 4)
@@ -72,7 +73,9 @@ def test_rows_are_those_of_plain_torch(names: tuple[str, ...], row_dtype: torch.
     torch.testing.assert_close(found.float(), wanted, rtol=tolerance, atol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=NEEDS_BFLOAT16)]
+)
 def test_numbers_beyond_float16_become_its_largest_and_keep_their_sign(dtype: torch.dtype) -> None:
     weight = torch.full((WIDTH, 3 * HIDDEN), 1e4)
     weight[1] = -1e4

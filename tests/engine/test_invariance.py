@@ -6,6 +6,7 @@ from engine_support import boot_engine, make_model, random_tokens, run_rows, sav
 
 from outrider.engine.boot import Engine
 from outrider.engine.runner import SequenceRows
+from tests.processor import NEEDS_BFLOAT16
 
 MODELS = {
     "group_of_three": (
@@ -32,7 +33,11 @@ MODELS = {
 
 
 @pytest.fixture(
-    params=[(name, dtype) for name in MODELS for dtype in ("float32", "bfloat16")],
+    params=[
+        pytest.param((name, dtype), marks=NEEDS_BFLOAT16 if dtype == "bfloat16" else ())
+        for name in MODELS
+        for dtype in ("float32", "bfloat16")
+    ],
     ids=lambda value: "-".join(value),
     scope="module",
 )

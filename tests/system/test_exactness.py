@@ -7,6 +7,7 @@ import pytest
 from prompt_answers import answers as prompt_answers
 
 from bench.cluster import Cluster, running_cluster
+from tests.processor import ENGINE_DTYPES
 
 MAX_TOKENS = 40
 NO_DRAFTS = {"draft_length": 0}
@@ -26,7 +27,7 @@ def test_ngram_drafts_change_no_token_alone_or_at_concurrency_8(
     assert ngram_cluster.metrics()["outrider_accepted_tokens_total"] > before
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ENGINE_DTYPES)
 def test_standalone_drafts_and_a_crossed_threshold_change_no_token(
     short_model: Path, ngram_cluster: Cluster, dtype: str
 ) -> None:

@@ -7,6 +7,7 @@ from prompts import PROMPTS
 
 from bench.cluster import running_cluster
 from outrider.serving.model_source import DEFAULT_MODEL, resolve_model
+from tests.processor import ENGINE_DTYPES
 
 DRAFT_LENGTH = 5
 MAX_TOKENS = 60
@@ -52,6 +53,6 @@ def test_drafts_that_have_their_time_are_of_full_length(tiny_model: Path) -> Non
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ENGINE_DTYPES)
 def test_the_default_model_drafts_perfectly_for_itself(dtype: str) -> None:
     check(Path(resolve_model(DEFAULT_MODEL).path), "--dtype", dtype)

@@ -83,7 +83,7 @@ def boot_weights(
             max_draft_length=config.max_draft_length,
         )
         decoder = build_gpu_decoder(
-            model_config, weights, cache, max_sequence_length, feature_layers, config.max_step_rows
+            model_config, weights, cache, max_sequence_length, feature_layers, bounds.most_rows
         )
         memory = StepMemory(bounds, device)
         ragged_attention = FlashInferAttention(model_config, cache, memory.attention)
@@ -141,7 +141,7 @@ def build_gpu_decoder(
     cache: GpuKvCache,
     max_sequence_length: int,
     feature_layers: tuple[int, ...],
-    max_step_rows: int,
+    most_rows: int,
 ) -> GpuDecoder:
     """A loaded model over a cache, with the rotations of every position that it will serve."""
     device = cache.keys.device
@@ -155,7 +155,7 @@ def build_gpu_decoder(
         cache=cache,
         capture=Capture(
             rows=torch.zeros(
-                max_step_rows,
+                most_rows,
                 len(feature_layers) * config.hidden_size,
                 dtype=cache.dtype,
                 device=device,

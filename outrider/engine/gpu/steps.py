@@ -31,7 +31,6 @@ from outrider.engine.gpu.step_inputs import (
     StepShape,
     fill,
     ragged_shape,
-    rectangle_shape,
 )
 from outrider.engine.gpu.truncation import truncate_
 from outrider.engine.placement import DevicePlacement
@@ -59,38 +58,48 @@ class StepBounds:
 
     @property
     def buckets(self) -> list[tuple[int, int]]:
-        """(sequences, rows of each) of every graph, largest first."""
+        """(sequences, rows of each) of every graph, largest first: all that a step within
+        max_step_rows may round up to.
+        """
         counts = [count for count in SEQUENCE_BUCKETS if count < self.max_sequences]
         counts.append(self.max_sequences)
+        fewest = [1, *(count + 1 for count in counts[:-1])]
         return sorted(
-            ((count, rows) for count in counts for rows in range(1, self.max_draft_length + 2)),
+            (
+                (count, rows)
+                for count, least in zip(counts, fewest, strict=True)
+                for rows in range(1, self.max_draft_length + 2)
+                if least * rows <= self.max_step_rows
+            ),
             key=lambda bucket: -bucket[0] * bucket[1],
         )
+
+    @property
+    def most_rows(self) -> int:
+        """Of a step, padding included."""
+        return max(self.max_step_rows, *(count * rows for count, rows in self.buckets))
 
 
 class StepMemory:
     """What all steps share, since one runs at a time: inputs, results, workspaces."""
 
     def __init__(self, bounds: StepBounds, device: torch.device) -> None:
-        rows_each = 1 + bounds.max_draft_length
-        largest = rectangle_shape(bounds.max_sequences, rows_each, bounds.max_pages_each)
-        ragged = StepShape(
+        largest = StepShape(
             num_sequences=bounds.max_sequences,
-            num_rows=bounds.max_step_rows,
-            num_drawn=rows_each,
+            num_rows=bounds.most_rows,
+            num_drawn=1 + bounds.max_draft_length,
             num_pages=bounds.max_sequences * bounds.max_pages_each,
             is_rectangle=False,
         )
-        size = max(largest.size, ragged.size)
+        size = largest.size
         size += size % 2
         self.device = device
         self.inputs = torch.zeros(size, dtype=torch.int32, device=device)
         self.pinned_inputs = torch.zeros(size, dtype=torch.int32, pin_memory=True)
-        self.max_logits = max(largest.num_logits, ragged.num_logits)
-        num_results = self.max_logits + bounds.max_sequences
+        num_results = largest.num_logits + bounds.max_sequences
         self.results = torch.zeros(num_results, dtype=torch.int32, device=device)
         self.pinned_results = torch.zeros(num_results, dtype=torch.int32, pin_memory=True)
-        self.sampling = sampling_workspace(self.max_logits, device)
+        self.sampling = sampling_workspace(largest.num_logits, device)
         self.attention = AttentionWorkspace(device)
 
 
