@@ -109,4 +109,5 @@ def canary_of(attachment: Attachment, text_model: TextModel) -> Canary:
         model=attachment.model,
         text_model=text_model,
         runs_together=bound is None or bound >= 2,
+        allows_near_ties=attachment.model.info.rounding_depends_on_rows,
     )

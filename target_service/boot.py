@@ -170,6 +170,7 @@ def describe_model(
             target_pb2.StepCost(rows=rows, seconds=seconds) for rows, seconds in limits.step_seconds
         ],
         max_draft_length=config.max_draft_length,
+        rounding_depends_on_rows=engine.rounding_depends_on_rows,
     )
 
 

@@ -109,7 +109,7 @@ def run_first_requests(engine: Engine, max_draft_length: int) -> FirstRequests:
     if max_draft_length:
         drafts = _ReplayedDrafts(plain, prompt_length, vocab_size)
         drafted = _run(engine, prompt, num_tokens, drafts, max_draft_length, statistics)
-        if drafted != plain:
+        if drafted[0] != plain[0] or (drafted != plain and not engine.rounding_depends_on_rows):
             raise FirstRequestsFailed(f"plain decoding gave {plain}, with drafts {drafted}")
         if num_tokens > 2 and not statistics.accepted_tokens:
             raise FirstRequestsFailed("no token of a known continuation was accepted")

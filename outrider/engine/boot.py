@@ -74,6 +74,8 @@ class Engine:
     model_config: ModelConfig
     limits: EngineLimits
     steps: StepEngine
+    # A row's logits differ in their last bits with the number of rows beside it.
+    rounding_depends_on_rows: bool
     feature_layers: tuple[int, ...]  # that features may be made of
     block_pool: BlockPool
     first_decode: FirstDecode
@@ -139,6 +141,7 @@ def boot(config: EngineConfig, report: BootReport) -> CpuEngine:
         ),
         runner=runner,
         steps=CpuSteps(runner=runner),
+        rounding_depends_on_rows=False,
         feature_layers=feature_layers,
         block_pool=block_pool,
         first_decode=first_decode,

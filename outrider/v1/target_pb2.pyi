@@ -49,7 +49,7 @@ class ModelIdentity(_message.Message):
     def __init__(self, vocab_size: _Optional[int] = ..., tokenizer_sha256: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_sequence_length: _Optional[int] = ..., fingerprint: _Optional[str] = ..., hidden_size: _Optional[int] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "identity", "dtype", "device", "max_running_sequences", "step_costs", "max_draft_length")
+    __slots__ = ("name", "identity", "dtype", "device", "max_running_sequences", "step_costs", "max_draft_length", "rounding_depends_on_rows")
     NAME_FIELD_NUMBER: _ClassVar[int]
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +57,7 @@ class ModelInfo(_message.Message):
     MAX_RUNNING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     STEP_COSTS_FIELD_NUMBER: _ClassVar[int]
     MAX_DRAFT_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    ROUNDING_DEPENDS_ON_ROWS_FIELD_NUMBER: _ClassVar[int]
     name: str
     identity: ModelIdentity
     dtype: str
@@ -64,7 +65,8 @@ class ModelInfo(_message.Message):
     max_running_sequences: int
     step_costs: _containers.RepeatedCompositeFieldContainer[StepCost]
     max_draft_length: int
-    def __init__(self, name: _Optional[str] = ..., identity: _Optional[_Union[ModelIdentity, _Mapping]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., max_running_sequences: _Optional[int] = ..., step_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., max_draft_length: _Optional[int] = ...) -> None: ...
+    rounding_depends_on_rows: bool
+    def __init__(self, name: _Optional[str] = ..., identity: _Optional[_Union[ModelIdentity, _Mapping]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., max_running_sequences: _Optional[int] = ..., step_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., max_draft_length: _Optional[int] = ..., rounding_depends_on_rows: bool = ...) -> None: ...
 
 class StepCost(_message.Message):
     __slots__ = ("rows", "seconds")

@@ -87,7 +87,8 @@ class FakeModel:
     eos_token_id: int = 0
     eos_after: int | None = None
     accepts: bool = True
-    lies_with_drafts: bool = False
+    # Position of the output at which drafts change the token.
+    lies_with_drafts_at: int | None = None
     step_seconds: float = 0.0
     admit_limit: int = 10**9
     is_stalled: bool = False
@@ -106,7 +107,7 @@ class FakeModel:
         if self.script is not None and not sequence.admit.priority:
             return self.script[position % len(self.script)]
         token = token_at(sequence.prompt, sequence.admit.sampling.seed, position, self.vocabulary)
-        if self.lies_with_drafts and sequence.draft_length and position == 7:
+        if sequence.draft_length and position == self.lies_with_drafts_at:
             return self.vocabulary[0] if token != self.vocabulary[0] else self.vocabulary[1]
         return token
 

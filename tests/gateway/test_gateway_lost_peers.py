@@ -160,7 +160,7 @@ def test_an_open_circuit_degrades_and_says_why(cluster):
 def test_a_new_draft_that_changes_tokens_switches_speculation_off_until_it_does_not(cluster):
     cluster.start_gateway(speculation="fixed")
     cluster.wait_ready()
-    cluster.model.lies_with_drafts = True
+    cluster.model.lies_with_drafts_at = 7
     restart(cluster, cluster.draft)
     cluster.link(CLOSED)
     cluster.until(lambda: len(cluster.model.policies) == 2)
@@ -170,7 +170,7 @@ def test_a_new_draft_that_changes_tokens_switches_speculation_off_until_it_does_
     assert "token 7" in cluster.service_line("draft")["reason"]
     reasons = cluster.client.get("/status").json()["speculation"]["reasons"]
     assert "drafts change tokens" in reasons[0]
-    cluster.model.lies_with_drafts = False
+    cluster.model.lies_with_drafts_at = None
     cluster.until(lambda: not cluster.readyz()[1]["degraded"])
     assert cluster.model.policies[-1].rules
 

@@ -160,11 +160,32 @@ def test_without_a_draft_service_only_plain_canaries_run_and_nothing_is_degraded
 
 
 def test_drafts_that_change_a_token_fail_the_canary(cluster):
-    cluster.model.lies_with_drafts = True
+    cluster.model.lies_with_drafts_at = 7
     cluster.start_gateway()
     words = failed_words(cluster)
     assert words.startswith("canary: TokensDiffer: ")
     assert "token 7" in words
+
+
+def test_where_rounding_depends_on_the_rows_a_near_tie_passes_the_canary_and_is_told(
+    cluster, caplog
+):
+    cluster.model.lies_with_drafts_at = 7
+    cluster.model.info.rounding_depends_on_rows = True
+    caplog.set_level("INFO")
+    cluster.start_gateway()
+    cluster.wait_ready()
+    told = [record.getMessage() for record in caplog.records if "near tie" in record.getMessage()]
+    assert told and "token 7 is" in told[0]
+
+
+def test_the_token_behind_the_prompt_is_no_near_tie_anywhere(cluster):
+    cluster.model.lies_with_drafts_at = 0
+    cluster.model.info.rounding_depends_on_rows = True
+    cluster.start_gateway()
+    words = failed_words(cluster)
+    assert words.startswith("canary: TokensDiffer: ")
+    assert "token 0" in words
 
 
 def test_a_canary_without_an_accepted_token_fails_or_warns(cluster, caplog):

@@ -118,6 +118,7 @@ def boot_weights(
             step_seconds=step_seconds,
         ),
         steps=steps,
+        rounding_depends_on_rows=True,
         feature_layers=feature_layers,
         block_pool=block_pool,
         first_decode=first_decode,
