@@ -55,6 +55,8 @@ class StepLoop:
         self._policy = Policy()
         self._step_id = 0
         self._is_stopping = False
+        # A step's reports that are written while the next one runs.
+        self._unsent: tuple[Sequence[tuple[TokenSequence, Outcome]], StepSummary] | None = None
 
     # For other threads.
 
@@ -84,6 +86,7 @@ class StepLoop:
 
     def cancel(self, sink: ReportSink, sequence_ids: frozenset[int] | None = None) -> None:
         """Ends a stream's sequences, or some of them, without a report."""
+        self._send_reports()
         for sequence in list(self._scheduler.all_sequences()):
             if sequence.request.sink is sink and (
                 sequence_ids is None or sequence.request.sequence_id in sequence_ids
@@ -108,6 +111,7 @@ class StepLoop:
             if self._scheduler.has_work:
                 self.step()
             else:
+                self._send_reports()
                 # Nothing decodes, so nothing is above any bound.
                 self._drafts.flush(is_bypassed=False)
 
@@ -122,10 +126,11 @@ class StepLoop:
             with self._activity("verify") if batch.is_speculative else nullcontext():
                 forward_started = time.perf_counter()
                 running = self._engine.launch(batch.steps(), self._drafts.tap())
+                self._send_reports()
                 verdicts = running.verdicts()
                 forward_seconds = time.perf_counter() - forward_started
                 outcomes = self._commit(batch, verdicts)
-            self._ask()
+            is_asking = self._ask()
             seconds = time.perf_counter() - started
             self._step_id += 1
             self._statistics.count_step(
@@ -141,7 +146,7 @@ class StepLoop:
                 emitted_tokens=sum(len(outcome.emitted_token_ids) for _, outcome in outcomes),
                 is_pure=not batch.chunks,
             )
-            self._report(
+            self._unsent = (
                 outcomes,
                 StepSummary(
                     step_id=self._step_id,
@@ -155,6 +160,16 @@ class StepLoop:
                     step_seconds=seconds,
                 ),
             )
+            # Written while somebody else works: the draft service, or the device on the next step.
+            is_next_step_free = self._engine.runs_beside_host and not is_asking
+            if not (is_next_step_free and self._scheduler.has_work):
+                self._send_reports()
+
+    def _send_reports(self) -> None:
+        if self._unsent is not None:
+            outcomes, summary = self._unsent
+            self._unsent = None
+            self._report(outcomes, summary)
 
     def _run_commands(self, *, wait: bool) -> None:
         try:
@@ -170,6 +185,7 @@ class StepLoop:
         for sequence in list(self._scheduler.all_sequences()):
             deadline = sequence.request.deadline
             if deadline is not None and now > deadline:
+                self._send_reports()
                 self._end(sequence)
                 outcome = Outcome(
                     sequence_id=sequence.request.sequence_id,
@@ -242,21 +258,22 @@ class StepLoop:
             finish_reason=finish_reason,
         )
 
-    def _ask(self) -> None:
-        """Asks for the next step's drafts: its decode rows are known as soon as this step has
-        committed.
+    def _ask(self) -> bool:
+        """Asks for the next step's drafts, where there shall be any: its decode rows are known as
+        soon as this step has committed.
         """
         decoding = self._scheduler.decoding()
         if self._policy.is_bypassed(len(decoding)):
             self._drafts.flush(is_bypassed=True)
-            return
+            return False
         lengths = self._draft_lengths(decoding)
         patience = self._patience_seconds()
         if lengths and self._drafts.unavailable(patience_seconds=patience) is None:
             asked = [sequence for sequence in decoding if sequence.arrival in lengths]
             self._drafts.ask(asked, lengths, decode_rows=len(decoding), patience_seconds=patience)
-        else:
-            self._drafts.flush(is_bypassed=False)
+            return True
+        self._drafts.flush(is_bypassed=False)
+        return False
 
     def _draft_lengths(self, decoding: Sequence[TokenSequence]) -> dict[int, int]:
         """Draft length above 0 by arrival: the policy's or the request's own, within room and

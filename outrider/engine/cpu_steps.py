@@ -19,6 +19,7 @@ class CpuSteps:
     """A StepEngine over a runner; `launch` returns when the forward is done."""
 
     runner: Runner
+    runs_beside_host: bool = False
 
     def launch(self, sequences: Sequence[SequenceStep], tap: Tap | None) -> "CpuStep":
         assert tap is None or isinstance(tap, FeatureTap)

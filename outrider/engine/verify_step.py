@@ -40,6 +40,11 @@ class RunningStep(Protocol):
 class StepEngine(Protocol):
     """Runs steps, one after another, on one thread."""
 
+    @property
+    def runs_beside_host(self) -> bool:
+        """`launch` returns while the step runs, and the host may do something else meanwhile."""
+        ...
+
     def launch(self, sequences: Sequence[SequenceStep], tap: Tap | None) -> RunningStep:
         """Starts a step; the tap keeps the features of its rows. Raises StepError for rows beyond
         the engine's limits.

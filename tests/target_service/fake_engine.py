@@ -61,8 +61,9 @@ def features_of(tokens: Sequence[int], projection: FeatureProjection, first: int
 class FakeSteps:
     """Stands in for a StepEngine: the CPU's drawing over a FakeRunner's logits."""
 
-    def __init__(self, runner: "FakeRunner") -> None:
+    def __init__(self, runner: "FakeRunner", *, runs_beside_host: bool = False) -> None:
         self.runner = runner
+        self.runs_beside_host = runs_beside_host
 
     def launch(self, sequences: Sequence[SequenceStep], tap: Tap | None) -> CpuStep:
         assert tap is None or isinstance(tap, FeatureTap)

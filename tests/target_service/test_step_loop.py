@@ -62,6 +62,7 @@ class Harness:
         max_waiting: int = 64,
         max_step_rows: int = 64,
         max_prefill_rows: int = 16,
+        runs_beside_host: bool = False,
     ) -> None:
         self.pool = BlockPool(num_blocks)
         self.drafts = FakeDrafts(propose)
@@ -79,7 +80,7 @@ class Harness:
         )
         self.runner = FakeRunner(BLOCK_SIZE, max_step_rows)
         self.loop = StepLoop(
-            engine=FakeSteps(self.runner),
+            engine=FakeSteps(self.runner, runs_beside_host=runs_beside_host),
             scheduler=self.scheduler,
             drafts=self.drafts,
             statistics=self.statistics,
@@ -157,11 +158,12 @@ PROPOSALS = {"no draft": no_draft, "right drafts": right_draft, "random drafts":
 
 @pytest.mark.parametrize("name", PROPOSALS)
 @pytest.mark.parametrize("num_blocks", [64, 14], ids=["enough blocks", "preemption"])
+@pytest.mark.parametrize("runs_beside_host", [False, True])
 def test_tokens_are_the_oracles_whatever_is_drafted_and_whoever_joins_or_leaves(
-    name: str, num_blocks: int
+    name: str, num_blocks: int, runs_beside_host: bool
 ) -> None:
     random.seed(7)
-    harness = Harness(PROPOSALS[name], num_blocks=num_blocks)
+    harness = Harness(PROPOSALS[name], num_blocks=num_blocks, runs_beside_host=runs_beside_host)
     expected = {}
     for sequence_id in range(24):
         prompt = [random.randrange(VOCAB_SIZE) for _ in range(random.randrange(1, 40))]
@@ -293,6 +295,37 @@ def test_cancelling_frees_everything_and_leaves_the_others_alone() -> None:
     assert len(harness.sink.tokens(0)) < 20
     assert harness.sink.tokens(1) == oracle([2] * 9, GREEDY, 20)
     assert harness.sink.tokens(2) == oracle([3] * 9, GREEDY, 20)
+
+
+def test_a_report_is_written_while_the_next_step_runs_where_that_costs_nothing() -> None:
+    harness = Harness(right_draft, runs_beside_host=True)
+    harness.set_policy(rules=((1 << 16, 0),))
+    harness.admit(1, [1, 2, 3], 12, GREEDY)
+
+    def reported() -> int:
+        return len(harness.sink.outcomes.get(1, ()))
+
+    assert [(harness.loop.step(), reported())[1] for _ in range(3)] == [0, 1, 2]
+    # The draft service is asked behind this step: its time is free as well.
+    harness.set_policy(rules=((1 << 16, 2),))
+    harness.loop.step()
+    assert reported() == 4
+    harness.run()
+    assert harness.sink.tokens(1) == oracle([1, 2, 3], GREEDY, 12)
+
+
+def test_what_was_decoded_is_reported_before_a_sequence_is_cancelled() -> None:
+    harness = Harness(no_draft, runs_beside_host=True)
+    harness.set_policy(rules=((1 << 16, 0),))
+    for sequence_id in (1, 2):
+        harness.admit(sequence_id, [sequence_id], 9, GREEDY)
+    for _ in range(4):
+        harness.loop.step()
+    harness.loop.cancel(harness.sink, frozenset([1]))
+    assert harness.sink.tokens(1) == oracle([1], GREEDY, 9)[:4]
+    harness.run()
+    assert len(harness.sink.tokens(1)) == 4
+    assert harness.sink.tokens(2) == oracle([2], GREEDY, 9)
 
 
 def test_a_higher_priority_is_admitted_first() -> None:

@@ -151,6 +151,8 @@ class StepGraph:
 class GpuSteps:
     """A StepEngine on one GPU. Owned by one thread at a time."""
 
+    runs_beside_host = True
+
     def __init__(
         self,
         *,
