@@ -11,7 +11,8 @@ import torch
 from draft_service.drafters.drafter import NO_PROPOSAL, Proposal, Wish
 from draft_service.drafters.eagle3_sequence import Eagle3Sequence
 from draft_service.drafters.head_drafter import HeadDrafter, HeadLimits
-from outrider.engine.gpu.head_chains import Chain, HeadChains
+from outrider.engine.gpu.chain_inputs import Chain
+from outrider.engine.gpu.head_chains import HeadChains
 from outrider.engine.kv_cache import BlockPool
 from outrider.engine.step import SequenceRows
 

@@ -7,9 +7,16 @@ from typing import Any
 import torch
 
 from outrider.engine.gpu.decoder import GpuDecoder
-from outrider.engine.gpu.flashinfer_attention import FlashInferAttention, HostPages
-from outrider.engine.gpu.step_inputs import StepInputs, fill, rectangle_shape
-from outrider.engine.gpu.steps import StepBounds, StepGraph, StepMemory, pages_of, run_step
+from outrider.engine.gpu.flashinfer_attention import FlashInferAttention
+from outrider.engine.gpu.step_inputs import HostInputs, StepInputs, fill, rectangle_shape
+from outrider.engine.gpu.steps import (
+    StepBounds,
+    StepGraph,
+    StepMemory,
+    host_pages,
+    pages_of,
+    run_step,
+)
 
 
 def capture_graphs(
@@ -56,16 +63,10 @@ def _capture(
         captured=pages_of(inputs),
         captured_rows=shape.num_rows,
     )
-    host = StepInputs(shape, memory.pinned_inputs)
+    host = HostInputs(shape, memory.pinned_inputs)
     # Sequences of padding only: what they compute goes to the padding block.
     filled = fill(host, (), block_size=bounds.block_size, max_position=0)
-    attention.plan(
-        HostPages(
-            query_starts=host.query_starts, page_starts=host.page_starts, lengths=filled.lengths
-        ),
-        pages_of(inputs),
-        num_rows=shape.num_rows,
-    )
+    attention.plan(host_pages(filled), pages_of(inputs), num_rows=shape.num_rows)
     memory.inputs[: shape.size].copy_(memory.pinned_inputs[: shape.size])
     with torch.inference_mode():
         # Once outside: kernels are compiled and libraries make their workspaces.
@@ -74,4 +75,4 @@ def _capture(
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
             logits = run_step(decoder, memory, inputs, attention)
-    return StepGraph(inputs=inputs, attention=attention, graph=graph, logits=logits)
+    return StepGraph(host=host, inputs=inputs, attention=attention, graph=graph, logits=logits)

@@ -13,9 +13,10 @@ from outrider.engine.eagle3.head_weights import TargetCheckpoint, load_head
 from outrider.engine.errors import InvarianceError
 from outrider.engine.first_decode import measure_rows
 from outrider.engine.gpu.boot import gpu_dtype
+from outrider.engine.gpu.chain_inputs import Chain, ChainBounds
 from outrider.engine.gpu.device import find_device
 from outrider.engine.gpu.head import GpuHead
-from outrider.engine.gpu.head_chains import Chain, ChainBounds, HeadChains
+from outrider.engine.gpu.head_chains import HeadChains
 from outrider.engine.gpu.kv_cache import allocate_gpu_kv_cache
 from outrider.engine.gpu.memory import named_out_of_memory
 from outrider.engine.kv_cache import BlockPool

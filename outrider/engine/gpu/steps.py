@@ -16,6 +16,7 @@ from outrider.engine.errors import StepError
 from outrider.engine.feature_projection import load_projection
 from outrider.engine.feature_store import FeatureStore
 from outrider.engine.feature_tap import Tap
+from outrider.engine.gpu.buckets import sequence_buckets
 from outrider.engine.gpu.decoder import GpuDecoder
 from outrider.engine.gpu.feature_tap import GpuFeatureTap
 from outrider.engine.gpu.flashinfer_attention import (
@@ -27,6 +28,7 @@ from outrider.engine.gpu.flashinfer_attention import (
 from outrider.engine.gpu.sampling_kernel import NO_TOKEN, accept, sample_rows, sampling_workspace
 from outrider.engine.gpu.step_inputs import (
     Filled,
+    HostInputs,
     StepInputs,
     StepShape,
     fill,
@@ -36,9 +38,6 @@ from outrider.engine.gpu.truncation import truncate_
 from outrider.engine.placement import DevicePlacement
 from outrider.engine.sampling import LogitsError
 from outrider.engine.verify_step import SequenceStep
-
-# Of a graph: numbers of sequences. A step takes the next larger one.
-SEQUENCE_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +60,7 @@ class StepBounds:
         """(sequences, rows of each) of every graph, largest first: all that a step within
         max_step_rows may round up to.
         """
-        counts = [count for count in SEQUENCE_BUCKETS if count < self.max_sequences]
-        counts.append(self.max_sequences)
+        counts = sequence_buckets(self.max_sequences)
         fewest = [1, *(count + 1 for count in counts[:-1])]
         return sorted(
             (
@@ -138,11 +136,19 @@ def pages_of(inputs: StepInputs) -> DevicePages:
     )
 
 
+def host_pages(filled: Filled) -> HostPages:
+    """What attention plans with."""
+    return HostPages(
+        query_starts=filled.query_starts, page_starts=filled.page_starts, lengths=filled.lengths
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepGraph:
     """One captured step."""
 
-    inputs: StepInputs  # on the device
+    host: HostInputs
+    inputs: StepInputs
     attention: FlashInferAttention
     graph: torch.cuda.CUDAGraph
     logits: torch.Tensor
@@ -181,11 +187,12 @@ class GpuSteps:
             if graph is None:
                 shape = ragged_shape(sequences, self.bounds.max_pages_each)
                 inputs = StepInputs(shape, self.memory.inputs)
-                filled = self._prepare(inputs, self._ragged_attention, sequences)
+                host = HostInputs(shape, self.memory.pinned_inputs)
+                filled = self._prepare(host, inputs, self._ragged_attention, sequences)
                 logits = run_step(self.decoder, self.memory, inputs, self._ragged_attention)
             else:
                 inputs, logits = graph.inputs, graph.logits
-                filled = self._prepare(inputs, graph.attention, sequences)
+                filled = self._prepare(graph.host, inputs, graph.attention, sequences)
                 graph.graph.replay()
             if any(one.sampling is not None and one.sampling.is_truncated for one in sequences):
                 self._truncate(inputs, logits, sequences)
@@ -243,27 +250,19 @@ class GpuSteps:
 
     def _prepare(
         self,
+        host: HostInputs,
         inputs: StepInputs,
         attention: FlashInferAttention,
         sequences: Sequence[SequenceStep],
     ) -> Filled:
         memory, bounds = self.memory, self.bounds
-        host = StepInputs(inputs.shape, memory.pinned_inputs)
         filled = fill(
             host,
             sequences,
             block_size=bounds.block_size,
             max_position=bounds.max_sequence_length - 1,
         )
-        attention.plan(
-            HostPages(
-                query_starts=host.query_starts,
-                page_starts=host.page_starts,
-                lengths=filled.lengths,
-            ),
-            pages_of(inputs),
-            num_rows=inputs.shape.num_rows,
-        )
+        attention.plan(host_pages(filled), pages_of(inputs), num_rows=inputs.shape.num_rows)
         count = host.size_with(filled.num_pages)
         memory.inputs[:count].copy_(memory.pinned_inputs[:count], non_blocking=True)
         return filled
