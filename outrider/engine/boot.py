@@ -3,7 +3,7 @@
 An `Engine` has decoded before it exists; there is no other way to get one.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
@@ -17,7 +17,7 @@ from outrider.engine.errors import CheckpointError, ConfigError
 from outrider.engine.first_decode import FirstDecode, decode_once, measure_steps
 from outrider.engine.gguf_source import open_gguf, read_gguf_config
 from outrider.engine.hf_config import read_hf_config
-from outrider.engine.invariance import check_steps, find_row_multiple
+from outrider.engine.invariance import check_steps, find_row_rule
 from outrider.engine.kv_cache import BlockPool, KvCache, allocate_kv_cache
 from outrider.engine.model import Decoder
 from outrider.engine.model_config import ModelConfig
@@ -25,7 +25,7 @@ from outrider.engine.rope import rotation_table
 from outrider.engine.runner import Runner
 from outrider.engine.tensor_source import TensorSource, open_safetensors
 from outrider.engine.verify_step import StepEngine
-from outrider.engine.weights import DecoderWeights, load_weights
+from outrider.engine.weights import DecoderWeights, load_weights, with_max_rows
 
 
 class Stage(StrEnum):
@@ -110,16 +110,17 @@ def boot(config: EngineConfig, report: BootReport) -> CpuEngine:
 
     report.enter(Stage.ATTENTION)
     decoder = build_decoder(model_config, weights, max_sequence_length)
+    rule = find_row_rule(decoder, config.max_step_rows)
     runner = Runner(
-        decoder=decoder,
+        decoder=replace(decoder, weights=with_max_rows(weights, rule.max_rows)),
         attention=build_cpu_attention(model_config, kv_cache),
         num_blocks=kv_cache.num_blocks,
         block_size=kv_cache.block_size,
-        row_multiple=find_row_multiple(decoder, config.max_step_rows),
+        row_multiple=rule.multiple,
         max_sequence_length=max_sequence_length,
         max_step_rows=config.max_step_rows,
     )
-    report.note(check_steps(runner))
+    report.note(f"{rule.words()}; {check_steps(runner)}")
 
     report.skip(Stage.GRAPHS, "a CPU has no graphs to capture")
 

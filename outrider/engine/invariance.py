@@ -4,7 +4,7 @@ What the kernels of a processor do with few rows is measured, not known; every c
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,9 +13,14 @@ from outrider.engine.errors import InvarianceError
 from outrider.engine.kv_cache import BlockPool
 from outrider.engine.model import Decoder, gated
 from outrider.engine.runner import Runner, SequenceRows
+from outrider.engine.weights import with_max_rows
 
 # Rows of a step are padded to one of these; fewer padding rows make a lone sequence faster.
-ROW_MULTIPLES = (2, 8)
+ROW_MULTIPLES = (2, 8, 16, 32)
+# Products of more rows are computed in pieces; 0 = whole. Pieces read the weights again, which only
+# prompts feel. An Intel Xeon with AMX needs them: of float32 it treats 16 to 80 rows alike, and 88
+# to 512, of bfloat16 32 to 192 (torch 2.11, products of 576 to 3072 columns).
+LARGEST_PIECES = (0, 256, 128, 64)
 # Row counts to try, in units of the multiple.
 ROW_UNITS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 20, 31, 32, 64, 128)
 LARGEST_HEAD_ROWS = 64  # the head is the largest product; its rows are the few that are sampled
@@ -39,20 +44,36 @@ ATTEMPTS = 2
 RowOperation = Callable[[torch.Tensor], torch.Tensor]
 
 
-def find_row_multiple(decoder: Decoder, max_step_rows: int) -> int:
-    """The row count multiple at which every row-wise operation of the model is invariant.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowRule:
+    """How rows have to be computed so that none depends on the others."""
+
+    multiple: int  # a step is padded to a multiple of so many rows
+    max_rows: int  # of one product; 0 = any number
+
+    def words(self) -> str:
+        """For the status."""
+        pieces = f", products in pieces of {self.max_rows}" if self.max_rows else ""
+        return f"rows padded to multiples of {self.multiple}{pieces}"
+
+
+def find_row_rule(decoder: Decoder, max_step_rows: int) -> RowRule:
+    """The rule under which every row-wise operation of the model is invariant: the largest pieces,
+    then the fewest padding rows.
 
     Raises InvarianceError, naming operation and shapes, if there is none.
     """
-    first, *others = ROW_MULTIPLES
-    failure = _first_failure(decoder, max_step_rows, first)
-    for multiple in others:
-        if failure is None:
-            return first
-        first, failure = multiple, _first_failure(decoder, max_step_rows, multiple)
-    if failure is not None:
-        raise InvarianceError(failure)
-    return first
+    failure = ""
+    for max_rows in LARGEST_PIECES:
+        if max_rows >= max_step_rows:
+            continue
+        bounded = replace(decoder, weights=with_max_rows(decoder.weights, max_rows))
+        for multiple in ROW_MULTIPLES:
+            found = _first_failure(bounded, max_step_rows, multiple)
+            if found is None:
+                return RowRule(multiple=multiple, max_rows=max_rows)
+            failure = found
+    raise InvarianceError(failure)
 
 
 def _first_failure(decoder: Decoder, max_step_rows: int, multiple: int) -> str | None:
@@ -127,8 +148,7 @@ def check_steps(runner: Runner) -> str:
         _compare([sequence], short.forward([rows]), [wanted_rows], runner)
     return (
         f"{len(batch)} sequences bitwise equal alone, row by row and in a step of "
-        f"{sum(count for _, count in sequences)} rows; rows padded to multiples of "
-        f"{runner.row_multiple}"
+        f"{sum(count for _, count in sequences)} rows"
     )
 
 

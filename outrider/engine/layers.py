@@ -1,5 +1,9 @@
 """Linear layers, embedding and head. Callers see whole inputs and outputs; a shard of each weight,
-with the sum or gather that it needs, can stand behind the same calls."""
+with the sum or gather that it needs, can stand behind the same calls.
+
+Some processors compute a product's rows otherwise beyond some number of rows: `max_rows` then
+bounds what is computed in one piece (0: no bound).
+"""
 
 from dataclasses import dataclass
 
@@ -16,9 +20,10 @@ class ColumnLinear:
 
     weight: torch.Tensor
     bias: torch.Tensor | None
+    max_rows: int = 0
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:  # [rows, in] -> [rows, out]
-        return _packed_product(x, self.weight, self.bias)
+        return _in_pieces(x, self.weight, self.bias, self.max_rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +32,10 @@ class RowLinear:
 
     weight: torch.Tensor
     bias: torch.Tensor | None
+    max_rows: int = 0
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:  # [rows, in] -> [rows, out]
-        return _packed_product(x, self.weight, self.bias)
+        return _in_pieces(x, self.weight, self.bias, self.max_rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +53,10 @@ class VocabHead:
     """Hidden state to logits of the whole vocabulary; shards would divide it, then gather."""
 
     weight: torch.Tensor
+    max_rows: int = 0
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:  # [rows, hidden_size] -> [rows, vocab]
-        return _packed_product(x, self.weight, None)
+        return _in_pieces(x, self.weight, None, self.max_rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +88,18 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
     return packed
 
 
-def _packed_product(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+def _in_pieces(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, max_rows: int
 ) -> torch.Tensor:
+    if not max_rows or len(x) <= max_rows:
+        return product(x, weight, bias)
+    pieces = [x[first : first + max_rows] for first in range(0, len(x), max_rows)]
+    return torch.cat([product(piece, weight, bias) for piece in pieces])
+
+
+def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """x @ weight.T + bias by the device's own kernel, whatever that makes of the number of rows."""
     if weight.is_cuda:
         return F.linear(x, weight, bias)
-    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return product
+    output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return output

@@ -5,7 +5,7 @@ It knows neither files (`tensor_source.py`, `gguf_source.py`) nor the forward pa
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -86,6 +86,25 @@ def load_weights(
         final_norm=loader.norm("model.norm.weight"),
         head=VocabHead(weight=head),
         fingerprint=loader.fingerprint.hexdigest(),
+    )
+
+
+def with_max_rows(weights: DecoderWeights, max_rows: int) -> DecoderWeights:
+    """The same weights, whose products are computed in pieces of at most so many rows."""
+
+    def bounded(layer: Layer) -> Layer:
+        return replace(
+            layer,
+            qkv=replace(layer.qkv, max_rows=max_rows),
+            output=replace(layer.output, max_rows=max_rows),
+            gate_up=replace(layer.gate_up, max_rows=max_rows),
+            down=replace(layer.down, max_rows=max_rows),
+        )
+
+    return replace(
+        weights,
+        layers=tuple(bounded(layer) for layer in weights.layers),
+        head=replace(weights.head, max_rows=max_rows),
     )
 
 
