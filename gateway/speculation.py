@@ -95,7 +95,7 @@ def static_speculation(
         )
         for rows in range(1, max_running_sequences + 1)
     ]
-    rules = _rules(lengths)
+    rules = rules_of(list(enumerate(lengths, start=1)))
     measured = ", ".join(f"{cost.rows} rows {cost.seconds * 1e3:.1f} ms" for cost in costs)
     return SpeculationPolicy(
         rules=rules,
@@ -130,12 +130,14 @@ def seconds_of(costs: Sequence[StepCost], rows: int) -> float:
     return last.seconds + slope * (rows - last.rows)
 
 
-def _rules(lengths: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Runs of equal lengths, `lengths[i]` being that of i + 1 rows; no rule for a last run of 0."""
+def rules_of(lengths: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """(rows up to which it holds, draft length), ascending, with runs of equal lengths joined; no
+    rule for a last run of 0.
+    """
     rules = [
         (rows, length)
-        for rows, length in enumerate(lengths, start=1)
-        if rows == len(lengths) or lengths[rows] != length
+        for index, (rows, length) in enumerate(lengths)
+        if index + 1 == len(lengths) or lengths[index + 1][1] != length
     ]
     if rules and rules[-1][1] == 0:
         rules.pop()
