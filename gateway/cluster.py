@@ -61,8 +61,6 @@ class Cluster:
         self.connection_problem = Problem(stage="connect", reason="not connected yet")
         self.draft_check: DraftCheck | None = None
         self.draft_check_problem = Problem(stage="canary", reason="not run yet")
-        # Set while a canary found that drafts change tokens.
-        self.policy_override: SpeculationPolicy | None = None
         self._requires_draft = config.require_draft
         self._lifecycle = lifecycle
 
@@ -74,9 +72,8 @@ class Cluster:
     @property
     def policy(self) -> SpeculationPolicy | None:
         """The policy in force; None without a connection."""
-        if self.policy_override is not None:
-            return self.policy_override
-        return None if self.connection is None else self.connection.attachment.policy
+        connection = self.connection
+        return None if connection is None else connection.attachment.speculation.policy
 
     @property
     def link(self) -> LinkView | None:

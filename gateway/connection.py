@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from gateway.batcher import Batcher, BatcherLimits
 from gateway.canary import Canary, CanaryReport
 from gateway.config import GatewayConfig
+from gateway.controller import Controller
 from gateway.model import ServedModel, TextModel
 from gateway.speculation import (
     SpeculationPolicy,
     StepCost,
     fixed_speculation,
     no_speculation,
-    static_speculation,
     threshold_bound,
 )
+from gateway.speculation_in_force import SpeculationInForce
 from gateway.stats import Statistics
 from gateway.target_stream import TargetStream, open_stream
 
@@ -31,7 +32,7 @@ class Attachment:
     model: ServedModel
     stream: TargetStream
     batcher: Batcher
-    policy: SpeculationPolicy
+    speculation: SpeculationInForce
     reader: asyncio.Task[None]
 
     def close(self, reason: str) -> None:
@@ -58,7 +59,7 @@ async def attach(
     timeout_seconds: float,
 ) -> Attachment:
     """Opens a stream and sends the policy. `on_end` is called when it ends. Raises NotServing."""
-    policy = policy_for(config, model)
+    policy, controller = speculation_for(config, model)
     stream = await open_stream(
         config.target_address,
         gateway_boot_id=gateway_boot_id,
@@ -76,34 +77,41 @@ async def attach(
         ),
         statistics=statistics,
     )
-    reader = asyncio.create_task(stream.run(batcher))
+    speculation = SpeculationInForce(policy, controller, stream.set_policy)
+    reader = asyncio.create_task(stream.run(batcher, speculation.observe))
     reader.add_done_callback(on_end)
-    return Attachment(model=model, stream=stream, batcher=batcher, policy=policy, reader=reader)
+    return Attachment(
+        model=model, stream=stream, batcher=batcher, speculation=speculation, reader=reader
+    )
 
 
-def policy_for(config: GatewayConfig, model: ServedModel) -> SpeculationPolicy:
-    """The policy that the configuration asks for with this target."""
+def speculation_for(
+    config: GatewayConfig, model: ServedModel
+) -> tuple[SpeculationPolicy, Controller | None]:
+    """The policy that the configuration asks for with this target, and who makes the next ones."""
     bound = threshold_bound(config.speculative_disable_batch_threshold)
     longest = min(config.max_draft_length, model.max_draft_length)
     if not config.draft_address:
-        return no_speculation("there is no draft service (--draft-address is empty)", bound)
+        reason = "there is no draft service (--draft-address is empty)"
+        return no_speculation(reason, bound), None
     if config.speculation == "off":
-        return no_speculation("--speculation is off", bound)
-    if config.speculation == "fixed":
-        return fixed_speculation(longest, bound)
-    return static_speculation(
+        return no_speculation("--speculation is off", bound), None
+    if config.speculation == "fixed" or not model.info.step_costs or not longest:
+        return fixed_speculation(longest, bound), None
+    controller = Controller(
         step_costs=[
             StepCost(rows=cost.rows, seconds=cost.seconds) for cost in model.info.step_costs
         ],
         max_draft_length=longest,
-        max_running_sequences=model.max_running_sequences,
+        max_running_sequences=max(model.max_running_sequences, 1),
         max_decode_rows=bound,
     )
+    return controller.policy, controller
 
 
 def canary_of(attachment: Attachment, text_model: TextModel) -> Canary:
     """The canary for an attachment."""
-    bound = attachment.policy.max_decode_rows
+    bound = attachment.speculation.max_decode_rows
     return Canary(
         batcher=attachment.batcher,
         model=attachment.model,

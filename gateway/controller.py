@@ -11,24 +11,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gateway.acceptance_rates import AcceptanceRates
-from gateway.speculation import (
-    ASSUMED_ACCEPTANCE_RATE,
-    SpeculationPolicy,
-    StepCost,
-    rules_of,
-    seconds_of,
-)
+from gateway.speculation import SpeculationPolicy, StepCost, rules_of, seconds_of
 from gateway.step_times import StepTimes, row_bounds
+
+# Believed before any draft was seen: what n-gram drafts reach on mixed prompts, which is less than
+# a good model drafter does.
+ASSUMED_ACCEPTANCE_RATE = 0.4
 
 # A change has to promise so much more, and speculating anew a little more than that.
 LEAST_GAIN = 0.015
-LEAST_GAIN_FROM_ZERO = 0.03
+LEAST_GAIN_FROM_ZERO = 0.02
 # Steps in a bucket between two changes there.
 DWELL_STEPS = 6
 # Steps in a bucket between two looks at another draft length: longer after each that changed
 # nothing, but not so that more than so many seconds pass.
 FIRST_TRIAL_PERIOD = 48
 LONGEST_TRIAL_PERIOD = 1024
+# While something else seems worth this share of the best, looks stay this frequent.
+CLOSE_SHARE = 0.93
+LONGEST_PERIOD_IF_CLOSE = 64
 LONGEST_TRIAL_SECONDS = 5.0
 # A bucket begins by looking at every draft length so often that might be the best one there.
 FEW_VISITS = 2
@@ -176,7 +177,10 @@ class Controller:
             bucket.trial = None
             bucket.tried_at = self._clock()
             if bucket.since_trial >= bucket.trial_period:
-                bucket.trial_period = min(2 * bucket.trial_period, LONGEST_TRIAL_PERIOD)
+                longest = LONGEST_TRIAL_PERIOD
+                if self._is_close(index):
+                    longest = LONGEST_PERIOD_IF_CLOSE
+                bucket.trial_period = min(2 * bucket.trial_period, longest)
             bucket.since_trial = 0
         if bucket.since_change < DWELL_STEPS or not self._change(index):
             bucket.trial = self._to_look_at(index)
@@ -228,6 +232,12 @@ class Controller:
         # Also what seems hopeless is looked at, the cheapest of it: acceptance may have risen.
         return min(worth or others[:1], key=visits)
 
+    def _is_close(self, index: int) -> bool:
+        scores = self._scores(index)
+        others = [score for length, score in enumerate(scores)
+                  if length != self._buckets[index].draft_length]  # fmt: skip
+        return max(others, default=0.0) >= CLOSE_SHARE * max(scores)
+
     def _is_look_due(self, bucket: _Bucket) -> bool:
         if bucket.since_trial >= bucket.trial_period:
             return True
@@ -236,7 +246,7 @@ class Controller:
 
     def _most(self, index: int, length: int) -> float:
         """Tokens per second if every draft were right."""
-        return self._bounds[index] * (length + 1) / self._times.seconds(index, length)
+        return self._times.rows(index) * (length + 1) / self._times.seconds(index, length)
 
     def _review(self) -> None:
         """Buckets that were never in use follow what was learned in the others."""
@@ -257,7 +267,7 @@ class Controller:
 
     def _scores(self, index: int) -> list[float]:
         """Tokens per second by draft length from 0 on."""
-        rows = self._bounds[index]
+        rows = self._times.rows(index)
         return [
             rows * expected / self._times.seconds(index, length)
             for length, expected in enumerate(self._rates.expected_tokens())

@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 from gateway.cluster import Cluster
 from gateway.histogram import Histogram
 from gateway.peer_view import VIEW_STATES
+from gateway.speculation import SpeculationPolicy
 from gateway.stats import Statistics
 from outrider.serving.channel import open_channel
 from outrider.v1 import target_pb2, target_pb2_grpc
@@ -67,6 +68,7 @@ class Snapshot(Collector):
         yield _gauge(
             "outrider_degraded", "1 while drafts cannot be counted on", self._cluster.is_degraded
         )
+        yield _policy_gauge(self._cluster.policy)
         connection = self._cluster.connection
         waiting = 0 if connection is None else connection.attachment.batcher.waiting_count
         running = 0 if connection is None else connection.attachment.batcher.running_count
@@ -88,6 +90,17 @@ class Snapshot(Collector):
             "Seconds between tokens; those of one step share its time",
             self._own.inter_token,
         )
+
+
+def _policy_gauge(policy: SpeculationPolicy | None) -> Metric:
+    gauge = GaugeMetricFamily(
+        "outrider_policy_draft_length",
+        "Draft length asked for in steps of up to so many decode rows",
+        labels=("max_decode_rows",),
+    )
+    for rows, draft_length in () if policy is None else policy.rules:
+        gauge.add_metric((str(rows),), float(draft_length))
+    return gauge
 
 
 def target_metrics(target: target_pb2.TargetStatistics) -> Iterable[Metric]:

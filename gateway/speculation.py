@@ -1,7 +1,6 @@
 """When to speculate: a table from decode rows to draft length, and the words that explain it.
 
-Pure: from configuration and the step costs that the target measured at boot. Knows no clock and no
-traffic; the table is the same for the life of a connection.
+Pure; what learns from traffic is the controller.
 """
 
 from collections.abc import Sequence
@@ -10,9 +9,6 @@ from itertools import pairwise
 
 from outrider.v1 import target_pb2
 
-# No acceptance is measured yet when the table is made: what n-gram drafts reach on mixed prompts,
-# which is less than a good model drafter does.
-ASSUMED_ACCEPTANCE_RATE = 0.4
 EVERY_ROW_COUNT = 2**32 - 1
 
 
@@ -65,54 +61,6 @@ def fixed_speculation(draft_length: int, max_decode_rows: int | None) -> Specula
         max_decode_rows=max_decode_rows,
         reasons=(f"draft length {draft_length} at every row count",),
     )
-
-
-def static_speculation(
-    *,
-    step_costs: Sequence[StepCost],
-    max_draft_length: int,
-    max_running_sequences: int,
-    max_decode_rows: int | None,
-) -> SpeculationPolicy:
-    """For each row count the draft length with the most expected tokens per second of forward.
-
-    With r rows and draft length k a step costs T(r * (k + 1)) and yields r * E(k) tokens, where
-    E(k) = (1 - a^(k+1)) / (1 - a) at acceptance rate a (Leviathan, Kalman, Matias, 2022,
-    equation 1). T is interpolated between the measured row counts and goes on at its last slope.
-    The wait for the draft is left out: it overlaps nothing, but it is not known before traffic.
-    """
-    costs = sorted(step_costs, key=lambda cost: cost.rows)
-    if not costs:
-        return fixed_speculation(max_draft_length, max_decode_rows)
-    lengths = [
-        max(
-            range(max_draft_length + 1),
-            # The shorter draft where two are equal.
-            key=lambda length, rows=rows: (  # type: ignore[misc]
-                expected_emitted_tokens(length) / seconds_of(costs, rows * (length + 1)),
-                -length,
-            ),
-        )
-        for rows in range(1, max_running_sequences + 1)
-    ]
-    rules = rules_of(list(enumerate(lengths, start=1)))
-    measured = ", ".join(f"{cost.rows} rows {cost.seconds * 1e3:.1f} ms" for cost in costs)
-    return SpeculationPolicy(
-        rules=rules,
-        max_decode_rows=max_decode_rows,
-        reasons=(
-            "draft length with the most expected tokens per second of forward, by decode rows",
-            f"assumed acceptance rate {ASSUMED_ACCEPTANCE_RATE:g}; longest draft "
-            f"{max_draft_length}",
-            f"measured by the target at boot: {measured}",
-        ),
-    )
-
-
-def expected_emitted_tokens(draft_length: int) -> float:
-    """Tokens that one step emits for a sequence, in the mean: the accepted ones and the bonus."""
-    rate = ASSUMED_ACCEPTANCE_RATE
-    return float((1 - rate ** (draft_length + 1)) / (1 - rate))
 
 
 def seconds_of(costs: Sequence[StepCost], rows: int) -> float:

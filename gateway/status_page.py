@@ -82,9 +82,10 @@ def service_object(status: status_pb2.ServiceStatus) -> dict[str, Any]:
 
 
 def _speculation(cluster: Cluster) -> dict[str, Any] | None:
-    policy = cluster.policy
-    if policy is None:
+    policy, connection = cluster.policy, cluster.connection
+    if policy is None or connection is None:
         return None
+    buckets, rates = connection.attachment.speculation.estimates()
     return {
         "rules": [
             {"max_decode_rows": rows, "draft_length": draft_length}
@@ -92,6 +93,9 @@ def _speculation(cluster: Cluster) -> dict[str, Any] | None:
         ],
         "max_decode_rows": policy.max_decode_rows,
         "reasons": list(policy.reasons),
+        "acceptance_by_position": rates,
+        # What is expected by draft length, from 0 on; of decode rows that have been seen.
+        "estimates": [asdict(bucket) for bucket in buckets if bucket.steps],
     }
 
 

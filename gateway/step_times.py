@@ -49,6 +49,9 @@ class StepTimes:
         """`predicted(rows, draft_length)`: seconds of a step, as far as is known at boot."""
         self._predicted = predicted
         self._bounds = bounds
+        # Rows of the steps that fall into each bucket, in the mean of late.
+        self._rows = [float(bound) for bound in bounds]
+        self._is_used = [False] * len(bounds)
         self._cells = [[_Cell() for _ in range(max_draft_length + 1)] for _ in bounds]
 
     def bucket(self, rows: int) -> int:
@@ -57,17 +60,24 @@ class StepTimes:
 
     def observe(self, rows: int, draft_length: int, seconds: float) -> None:
         """A step without prefill that took so long."""
-        cell = self._cells[self.bucket(rows)][draft_length]
+        bucket = self.bucket(rows)
+        share = SMOOTHING if self._is_used[bucket] else 1.0
+        self._rows[bucket] += share * (rows - self._rows[bucket])
+        self._is_used[bucket] = True
+        cell = self._cells[bucket][draft_length]
         cell.observe(seconds / self._predicted(rows, draft_length))
 
     def visits(self, bucket: int, draft_length: int) -> int:
         """Steps seen of a cell."""
         return self._cells[bucket][draft_length].visits
 
+    def rows(self, bucket: int) -> int:
+        """Decode rows of a usual step there; before there was one, the most."""
+        return round(self._rows[bucket])
+
     def seconds(self, bucket: int, draft_length: int) -> float:
-        """Of a step at the bucket's upper end."""
-        rows = self._bounds[bucket]
-        return self._predicted(rows, draft_length) * self._ratio(bucket, draft_length)
+        """Of a step with so many rows."""
+        return self._predicted(self.rows(bucket), draft_length) * self._ratio(bucket, draft_length)
 
     def _ratio(self, bucket: int, draft_length: int) -> float:
         """The cell's own; before it was seen that of its bucket's plain steps times what drafts of

@@ -77,7 +77,6 @@ class Supervisor:
         cluster.connection_problem = Problem(stage="handshake", reason="in progress")
         model = await self._connector.ask_model()
         attachment = await self._connector.attach(model)
-        cluster.policy_override = None
         cluster.connection_problem = Problem(stage="canary", reason="in progress")
         has_passed = False
         try:
@@ -109,14 +108,14 @@ class Supervisor:
             report = await self._live_canary(attachment)
         except TokensDiffer as error:
             logger.error("gateway: canary: drafts change tokens; speculation is off: %s", error)
-            self._override_policy(
-                attachment, f"the canary found that drafts change tokens: {error}"
-            )
+            reason = f"the canary found that drafts change tokens: {error}"
+            bound = attachment.speculation.max_decode_rows
+            attachment.speculation.override(no_speculation(reason, bound))
             cluster.draft_check_problem = Problem(stage="canary", reason=str(error))
         except CanaryFailed as error:
             cluster.draft_check_problem = Problem(stage="canary", reason=str(error))
         else:
-            self._end_override(attachment)
+            attachment.speculation.end_override()
             is_same_pair = boot_ids == self._connector.boot_ids()
             is_enough = report.accepted_tokens or self._config.canary_acceptance == "warn"
             if is_same_pair and is_enough:
@@ -140,7 +139,7 @@ class Supervisor:
         )
         # No draft at all under a bound: the system is loaded beyond it, and a longer canary would
         # only add to that.
-        is_bypassed = report.drafts == 0 and attachment.policy.max_decode_rows is not None
+        is_bypassed = report.drafts == 0 and attachment.speculation.max_decode_rows is not None
         if report.accepted_tokens or is_bypassed:
             return report
         return await canary.run(
@@ -148,16 +147,6 @@ class Supervisor:
             max_tokens=LONG_TOKENS,
             timeout_seconds=LIVE_CANARY_SECONDS,
         )
-
-    def _override_policy(self, attachment: Attachment, reason: str) -> None:
-        override = no_speculation(reason, attachment.policy.max_decode_rows)
-        self._cluster.policy_override = override
-        attachment.stream.set_policy(override.to_message())
-
-    def _end_override(self, attachment: Attachment) -> None:
-        if self._cluster.policy_override is not None:
-            self._cluster.policy_override = None
-            attachment.stream.set_policy(attachment.policy.to_message())
 
     def _disconnect(self, connection: Connection, reason: str) -> None:
         logger.warning("gateway: the target is lost: %s", reason)

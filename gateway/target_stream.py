@@ -5,7 +5,7 @@ Knows nothing of queues or clients; what arrives goes to a listener. Belongs to 
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import grpc
@@ -15,6 +15,9 @@ from outrider.serving.channel import open_channel
 from outrider.serving.columns import MalformedColumn
 from outrider.serving.errors import NotServing
 from outrider.v1 import target_pb2, target_pb2_grpc
+
+# Learns from a step: the report and what it did by sequence id.
+Observe = Callable[[target_pb2.StepReport, Sequence[tuple[int, SequenceStep]]], None]
 
 
 class StreamListener(Protocol):
@@ -67,12 +70,14 @@ class TargetStream:
         """From the target's next step on."""
         self._outgoing.put_nowait(target_pb2.DecodeRequest(policy=policy))
 
-    async def run(self, listener: StreamListener) -> None:
-        """Reads and writes until the stream ends, tells the listener why and closes."""
+    async def run(self, listener: StreamListener, observe: Observe) -> None:
+        """Reads and writes until the stream ends, tells the listener why and closes. `observe` is
+        called for each step after the listener.
+        """
         writer = asyncio.create_task(self._write())
         reason = "the stream was closed by the gateway"
         try:
-            reason = await self._read(listener)
+            reason = await self._read(listener, observe)
         finally:
             writer.cancel()
             # Before the first await: whoever waits for tokens hears of it even if this task is
@@ -81,7 +86,7 @@ class TargetStream:
             self._call.cancel()
             await self._channel.close()
 
-    async def _read(self, listener: StreamListener) -> str:
+    async def _read(self, listener: StreamListener, observe: Observe) -> str:
         try:
             while True:
                 response = await self._call.read()
@@ -90,7 +95,9 @@ class TargetStream:
                 self._heard_at = time.monotonic()
                 kind = response.WhichOneof("kind")
                 if kind == "step":
-                    listener.stepped(unpack_report(response.step, self._vocab_size))
+                    steps = unpack_report(response.step, self._vocab_size)
+                    listener.stepped(steps)
+                    observe(response.step, steps)
                 elif kind == "rejected":
                     rejected = response.rejected
                     listener.rejected(rejected.sequence_id, rejected.reason, rejected.message)

@@ -57,6 +57,7 @@ class StepSummary:
     step_id: int
     is_speculative: bool
     decode_rows: int
+    draft_length: int  # the longest that was asked for
     prefill_tokens: int
     running_sequences: int
     waiting_sequences: int

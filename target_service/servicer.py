@@ -176,4 +176,5 @@ def encode_report(outcomes: Sequence[Outcome], step: StepSummary) -> target_pb2.
         forward_seconds=step.forward_seconds,
         draft_wait_seconds=step.draft_wait_seconds,
         step_seconds=step.step_seconds,
+        draft_length=step.draft_length,
     )

@@ -55,6 +55,8 @@ class StepLoop:
         self._policy = Policy()
         self._step_id = 0
         self._is_stopping = False
+        # The longest draft that was asked for the step to come.
+        self._asked_length = 0
         # A step's reports that are written while the next one runs.
         self._unsent: tuple[Sequence[tuple[TokenSequence, Outcome]], StepSummary] | None = None
 
@@ -119,6 +121,7 @@ class StepLoop:
         """One forward for all running sequences, and what follows from it."""
         with self._activity("step"):
             started = time.perf_counter()
+            asked_length = self._asked_length
             self._drafts.started(self._scheduler.start_waiting())
             collected = self._collect()
             batch = self._batch(collected)
@@ -130,7 +133,7 @@ class StepLoop:
                 verdicts = running.verdicts()
                 forward_seconds = time.perf_counter() - forward_started
                 outcomes = self._commit(batch, verdicts)
-            is_asking = self._ask()
+            self._asked_length = self._ask()
             seconds = time.perf_counter() - started
             self._step_id += 1
             self._statistics.count_step(
@@ -152,6 +155,7 @@ class StepLoop:
                     step_id=self._step_id,
                     is_speculative=batch.is_speculative,
                     decode_rows=len(batch.decode_rows),
+                    draft_length=asked_length,
                     prefill_tokens=batch.prefill_tokens,
                     running_sequences=len(self._scheduler.running),
                     waiting_sequences=self._scheduler.num_waiting,
@@ -161,7 +165,7 @@ class StepLoop:
                 ),
             )
             # Written while somebody else works: the draft service, or the device on the next step.
-            is_next_step_free = self._engine.runs_beside_host and not is_asking
+            is_next_step_free = self._engine.runs_beside_host and not self._asked_length
             if not (is_next_step_free and self._scheduler.has_work):
                 self._send_reports()
 
@@ -258,22 +262,22 @@ class StepLoop:
             finish_reason=finish_reason,
         )
 
-    def _ask(self) -> bool:
+    def _ask(self) -> int:
         """Asks for the next step's drafts, where there shall be any: its decode rows are known as
-        soon as this step has committed.
+        soon as this step has committed. Returns the longest that it asked for.
         """
         decoding = self._scheduler.decoding()
         if self._policy.is_bypassed(len(decoding)):
             self._drafts.flush(is_bypassed=True)
-            return False
+            return 0
         lengths = self._draft_lengths(decoding)
         patience = self._patience_seconds()
         if lengths and self._drafts.unavailable(patience_seconds=patience) is None:
             asked = [sequence for sequence in decoding if sequence.arrival in lengths]
             self._drafts.ask(asked, lengths, decode_rows=len(decoding), patience_seconds=patience)
-            return True
+            return max(lengths.values())
         self._drafts.flush(is_bypassed=False)
-        return False
+        return 0
 
     def _draft_lengths(self, decoding: Sequence[TokenSequence]) -> dict[int, int]:
         """Draft length above 0 by arrival: the policy's or the request's own, within room and
@@ -327,6 +331,7 @@ class StepLoop:
             step_id=self._step_id,
             is_speculative=False,
             decode_rows=0,
+            draft_length=0,
             prefill_tokens=0,
             running_sequences=len(self._scheduler.running),
             waiting_sequences=self._scheduler.num_waiting,

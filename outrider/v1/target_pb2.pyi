@@ -173,7 +173,7 @@ class Rejected(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ..., reason: _Optional[_Union[RejectReason, str]] = ..., message: _Optional[str] = ...) -> None: ...
 
 class StepReport(_message.Message):
-    __slots__ = ("step_id", "mode", "sequence_ids", "emitted_counts", "token_ids", "drafted_counts", "accepted_counts", "finish_reasons", "decode_rows", "prefill_tokens", "running_sequences", "waiting_sequences", "forward_seconds", "draft_wait_seconds", "step_seconds")
+    __slots__ = ("step_id", "mode", "sequence_ids", "emitted_counts", "token_ids", "drafted_counts", "accepted_counts", "finish_reasons", "decode_rows", "prefill_tokens", "running_sequences", "waiting_sequences", "forward_seconds", "draft_wait_seconds", "step_seconds", "draft_length")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -189,6 +189,7 @@ class StepReport(_message.Message):
     FORWARD_SECONDS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     mode: StepMode
     sequence_ids: bytes
@@ -204,7 +205,8 @@ class StepReport(_message.Message):
     forward_seconds: float
     draft_wait_seconds: float
     step_seconds: float
-    def __init__(self, step_id: _Optional[int] = ..., mode: _Optional[_Union[StepMode, str]] = ..., sequence_ids: _Optional[bytes] = ..., emitted_counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., drafted_counts: _Optional[bytes] = ..., accepted_counts: _Optional[bytes] = ..., finish_reasons: _Optional[bytes] = ..., decode_rows: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., running_sequences: _Optional[int] = ..., waiting_sequences: _Optional[int] = ..., forward_seconds: _Optional[float] = ..., draft_wait_seconds: _Optional[float] = ..., step_seconds: _Optional[float] = ...) -> None: ...
+    draft_length: int
+    def __init__(self, step_id: _Optional[int] = ..., mode: _Optional[_Union[StepMode, str]] = ..., sequence_ids: _Optional[bytes] = ..., emitted_counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., drafted_counts: _Optional[bytes] = ..., accepted_counts: _Optional[bytes] = ..., finish_reasons: _Optional[bytes] = ..., decode_rows: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., running_sequences: _Optional[int] = ..., waiting_sequences: _Optional[int] = ..., forward_seconds: _Optional[float] = ..., draft_wait_seconds: _Optional[float] = ..., step_seconds: _Optional[float] = ..., draft_length: _Optional[int] = ...) -> None: ...
 
 class GetStatisticsRequest(_message.Message):
     __slots__ = ()

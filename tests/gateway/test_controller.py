@@ -124,15 +124,20 @@ def test_at_every_batch_size_it_is_near_the_best_fixed_choice(rate: float, seed:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("rate", [0.2, 0.3, 0.45, 0.6, 0.7, 0.85])
-@pytest.mark.parametrize("seed", range(5))
-def test_at_really_every_batch_size(rate: float, seed: int) -> None:
+@pytest.mark.parametrize("seed", range(4))
+def test_at_really_every_batch_size(seed: int) -> None:
+    rates = (0.2, 0.45, 0.7, 0.85)
+    below = []
     for rows in range(1, 257):
+        rate = rates[(rows + seed) % len(rates)]
         target = Target(seed, rate)
         controller = controller_of(target)
-        run(controller, target, rows, 150)
+        run(controller, target, rows, 600)
         reached, _ = run(controller, target, rows, 400)
-        assert reached >= 0.98 * target.envelope(rows), (rows, reached / target.envelope(rows))
+        share = reached / target.envelope(rows)
+        if share < 0.98:
+            below.append((rows, rate, round(share, 3)))
+    assert not below
 
 
 @pytest.mark.parametrize("rows", [1, 16, 64])
