@@ -26,7 +26,8 @@ class GatewayConfig(ServiceConfig):
     )
     speculation: Literal["auto", "fixed", "off"] = Field(
         "auto",
-        description="draft length by decode rows and measured step costs, always the longest, or 0",
+        description="the draft length with the most tokens per second by decode rows, as learned; "
+        "always the longest; or none",
     )
     max_draft_length: Annotated[int, Field(ge=0, le=MOST_DRAFT_TOKENS)] = Field(
         5, description="most draft tokens per sequence and step"
