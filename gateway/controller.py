@@ -19,8 +19,8 @@ from gateway.step_times import StepTimes, row_bounds
 ASSUMED_ACCEPTANCE_RATE = 0.4
 
 # A change has to promise so much more, and speculating anew a little more than that.
-LEAST_GAIN = 0.015
-LEAST_GAIN_FROM_ZERO = 0.02
+LEAST_GAIN = 0.01
+LEAST_GAIN_FROM_ZERO = 0.015
 # Steps in a bucket between two changes there.
 DWELL_STEPS = 6
 # Steps in a bucket between two looks at another draft length: longer after each that changed
