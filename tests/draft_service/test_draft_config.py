@@ -75,6 +75,24 @@ def test_a_head_or_a_small_model_makes_the_default_hybrid(tmp_path: Path) -> Non
         (("--draft", "ngram", "--draft-window", "8"), "draft-window is given"),
         (("--draft", "ngram", "--draft-min-probability", "0.1"), "draft-min-probability is given"),
         (("--draft-min-probability", "1"), "less than 1"),
+        (("--device", "gpu"), "device is 'gpu'.* must be cpu, cuda or cuda:N"),
+        (
+            (
+                "--draft",
+                "eagle3",
+                "--draft-model",
+                "HEAD",
+                "--device",
+                "cuda",
+                "--draft-min-probability",
+                "0.2",
+            ),
+            "draft-min-probability is 0.2, must be 0 with device 'cuda'",
+        ),
+        (
+            ("--draft", "standalone", "--draft-model", "m", "--device", "cuda:1"),
+            "device is 'cuda:1', must be cpu for a small model",
+        ),
     ],
 )
 def test_what_does_not_fit_together_is_refused(

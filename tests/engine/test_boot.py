@@ -1,5 +1,6 @@
 """Boot reports its stages in order, stops where it fails, and refuses bad configuration."""
 
+import importlib.util
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 
@@ -9,8 +10,10 @@ import torch
 from engine_support import RecordingReport, boot_engine, make_model, random_tokens, run_rows, save
 
 from outrider.engine.boot import Engine, EngineConfig, Stage, boot
+from outrider.engine.config import resolve_dtype
 from outrider.engine.errors import CheckpointError, ConfigError, InvarianceError, StepError
 from outrider.engine.first_decode import decode_once
+from outrider.engine.gpu.device import find_device
 from outrider.engine.invariance import check_steps
 from outrider.engine.runner import Runner, SequenceRows
 
@@ -159,3 +162,34 @@ def test_automatic_dtype_follows_the_processor(checkpoint: Path) -> None:
     capabilities = torch.cpu.get_capabilities()
     is_fast = any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
     assert engine.dtype == ("bfloat16" if is_fast else "float32")
+
+
+def test_a_gpu_that_cannot_be_used_is_refused_with_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"triton is not installed .*outrider\[cuda\]"):
+        find_device("cuda")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="device is 'cuda': torch finds no NVIDIA GPU"):
+        find_device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ConfigError, match="device is 'cuda:1': must be below cuda:1"):
+        find_device("cuda:1")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Tesla T4")
+    with pytest.raises(ConfigError, match=r"Tesla T4 has compute capability 7\.5: must be"):
+        find_device("cuda:0")
+
+
+def test_bfloat16_on_a_processor_without_it_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(weight: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("bf16 path needs the cpu support avx512bw\nand a long trace")
+
+    monkeypatch.setattr("outrider.engine.config.pack", fails)
+    with pytest.raises(ConfigError, match=r"dtype is 'bfloat16': .* use float32 or auto \(bf16"):
+        resolve_dtype("bfloat16")
