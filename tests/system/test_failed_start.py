@@ -76,7 +76,7 @@ def start(model: Path, drafter: str, fault: str, *flags: str) -> Cluster:
         {
             "OUTRIDER_INJECT_FAULT": fault,
             # Short only where something hangs: on a busy machine other stages take their time.
-            "OUTRIDER_STARTUP_TIMEOUT": "6" if "hang" in fault or "delay" in fault else "60",
+            "OUTRIDER_STARTUP_TIMEOUT": "12" if "hang" in fault or "delay" in fault else "60",
             "OUTRIDER_STEP_TIMEOUT": "4",
         },
     )  # fmt: skip
@@ -199,7 +199,7 @@ def test_held_up_it_explains_itself_and_admits_nothing(
 
 def test_a_slow_start_is_no_failure_while_every_stage_keeps_its_time(tiny_model: Path) -> None:
     # Together the stages take longer than any one of them may, the gateway's waiting included.
-    fault = "target:weights:delay=4,target:attention:delay=4"
+    fault = "target:weights:delay=7,target:attention:delay=7"
     cluster = start(tiny_model, "ngram", fault)
     try:
         assert cluster.wait_ready().get("/readyz").status_code == 200
