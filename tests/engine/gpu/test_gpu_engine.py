@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
 from outrider.engine.boot import Engine
 from outrider.engine.config import EngineConfig
 from outrider.engine.devices import boot_engine
 from outrider.engine.errors import ConfigError
-from outrider.engine.rope import rotation_table
-from outrider.engine.sampling import LogitsError, Sampling, sample, sample_among
+from outrider.engine.sampling import Sampling, sample, sample_among
 from outrider.engine.step import SequenceRows
 from outrider.engine.verify_step import SequenceStep
 from tests.engine.engine_support import RecordingReport, default_model_path
@@ -46,100 +44,6 @@ def engine(device: torch.device) -> Engine:
         max_draft_length=3,
     )
     return boot_engine(config, RecordingReport())
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("width", [576, 4096, 4608])
-def test_norm_and_gate_kernels_are_torchs(
-    device: torch.device, dtype: torch.dtype, width: int
-) -> None:
-    from outrider.engine.gpu.gate_kernel import silu_gate
-    from outrider.engine.gpu.norm_kernel import add_rms_norm
-
-    torch.manual_seed(width)
-    delta, stream = (torch.randn(37, width, device=device).to(dtype) for _ in range(2))
-    weight = torch.rand(width, device=device).to(dtype)
-    total, out = stream + delta, torch.empty_like(stream)
-    add_rms_norm(delta, stream, weight, 1e-5, out)
-    assert torch.equal(stream, total)
-    torch.testing.assert_close(out, F.rms_norm(total, (width,), weight, 1e-5))
-    both, out = torch.cat((delta, stream), dim=1), torch.empty_like(stream)
-    silu_gate(both, out)
-    torch.testing.assert_close(out, F.silu(delta) * stream)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("has_norm", [False, True])
-def test_the_rotation_kernel_rotates_and_stores(
-    device: torch.device, dtype: torch.dtype, has_norm: bool
-) -> None:
-    from outrider.engine.gpu.rotate_kernel import rotate_and_store
-
-    heads, kv_heads, dim, rows = 9, 3, 64, 37
-    table = rotation_table(dim, 1e5, None, 500).to(device)
-    qkv = torch.randn(rows, (heads + 2 * kv_heads) * dim, device=device).to(dtype)
-    positions = torch.randint(0, 500, (rows,), device=device, dtype=torch.int32)
-    slots = torch.randperm(128, device=device)[:rows].int()
-    keys, values = (torch.zeros(4, 32, kv_heads, dim, device=device, dtype=dtype) for _ in "kv")
-    weight = torch.rand(heads + kv_heads, dim, device=device).to(dtype) if has_norm else None
-    states = qkv.view(rows, -1, dim)
-    rotated = states[:, : heads + kv_heads]
-    if weight is not None:
-        rotated = F.rms_norm(rotated, (dim,), None, 1e-5) * weight
-    pairs = torch.view_as_complex(rotated.float().reshape(rows, -1, dim // 2, 2))
-    wanted = torch.view_as_real(pairs * table[positions.long()][:, None])
-    wanted = wanted.reshape(rows, -1, dim).to(dtype)
-    stored = states[:, heads + kv_heads :].clone()
-    numbers = torch.view_as_real(table).contiguous()
-    rotate_and_store(qkv, positions, numbers, slots, keys, values, heads, kv_heads, weight, 1e-5)
-    torch.testing.assert_close(states[:, :heads], wanted[:, :heads])
-    at = slots.long()
-    torch.testing.assert_close(keys.view(-1, kv_heads, dim)[at], wanted[:, heads:])
-    assert torch.equal(values.view(-1, kv_heads, dim)[at], stored)
-
-
-@pytest.mark.parametrize("draft_vocabulary", [0, 11_840])
-def test_tokens_drawn_on_the_device_are_those_of_the_host(
-    device: torch.device, draft_vocabulary: int
-) -> None:
-    from outrider.engine.gpu.sampling_kernel import sample_rows, sampling_workspace
-
-    random = np.random.default_rng(draft_vocabulary)
-    rows, vocabulary = 200, draft_vocabulary or 49_152
-    ids = np.sort(random.choice(49_152, vocabulary, replace=False))
-    logits = (random.normal(size=(rows, vocabulary)) * 3).astype(np.float32)
-    logits[0] = logits[1] = 0
-    logits[2, 5:] = -np.inf
-    logits[3, 7] = np.nan
-    logits[4] = -np.inf
-    logits[5, 9] = np.inf
-    temperatures = random.choice([0, 1e-3, 0.3, 0.7, 1.0, 1.3, 50.0], size=rows)
-    temperatures[:6] = [0, 1, 1, 1, 0, 0]
-    seeds = random.integers(0, 2**64, size=rows, dtype=np.uint64)
-    positions = random.integers(0, 100_000, size=rows).astype(np.int32)
-    out = torch.empty(rows, dtype=torch.int32, device=device)
-    sample_rows(
-        torch.from_numpy(logits).to(device),
-        torch.from_numpy(seeds.view(np.int64)).to(device),
-        torch.from_numpy(positions).to(device),
-        torch.from_numpy(temperatures).to(device),
-        out,
-        sampling_workspace(rows, device),
-        torch.from_numpy(ids.astype(np.int32)).to(device) if draft_vocabulary else None,
-    )
-    wanted = []
-    for row in range(rows):
-        sampling = Sampling(temperature=float(temperatures[row]), seed=int(seeds[row]))
-        try:
-            wanted.append(
-                int(ids[sample_among(logits[row], ids, sampling, int(positions[row]))])
-                if draft_vocabulary
-                else sample(logits[row], sampling, int(positions[row]))
-            )
-        except LogitsError:
-            wanted.append(-1)
-    assert out.tolist() == wanted
-    assert wanted[3:6] == [-1, -1, -1]
 
 
 def test_attention_of_a_drafts_rows_is_softmax_over_their_keys(device: torch.device) -> None:
