@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from outrider.engine.acceptance import Verdict
 from outrider.engine.step import SequenceRows
-from outrider.engine.verify_step import SequenceStep
+from outrider.engine.verify_step import NextRow, SequenceStep
 from target_service.scheduler import PrefillChunk
 from target_service.sequence import Sequence as TokenSequence
 
@@ -29,6 +29,10 @@ class Batch:
     def is_speculative(self) -> bool:
         """At least one draft is verified."""
         return any(row.draft_token_ids for row in self.decode_rows)
+
+    def has_row_of(self, sequence: TokenSequence) -> bool:
+        """It is among the decode rows."""
+        return any(row.sequence is sequence for row in self.decode_rows)
 
     @property
     def prefill_tokens(self) -> int:
@@ -66,6 +70,25 @@ class Batch:
                 )
             )
         return steps
+
+    def next_rows(self, places: Sequence[int]) -> list[NextRow]:
+        """What the engine runs behind a step without drafts before its verdicts are there: a row
+        for each of the decode rows at these places.
+        """
+        rows = []
+        for index in places:
+            sequence = self.decode_rows[index].sequence
+            length = sequence.committed_length
+            rows.append(
+                NextRow(
+                    index=index,
+                    start=length,
+                    block_table=sequence.block_table,
+                    sampling=sequence.request.sampling,
+                    base_length=length + 1,
+                )
+            )
+        return rows
 
     def judged(self, verdicts: Sequence[Verdict]) -> list[tuple[DecodeRow, Verdict]]:
         """Whom each verdict is about; a prefill chunk that ends its prompt counts as a decode row

@@ -106,6 +106,7 @@ def boot_target(
     )
     step_loop = StepLoop(
         engine=engine.steps,
+        ahead=engine.ahead,
         scheduler=scheduler,
         drafts=drafts,
         statistics=statistics,

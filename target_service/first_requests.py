@@ -132,6 +132,7 @@ def _run(
 ) -> tuple[int, ...]:
     loop = StepLoop(
         engine=engine.steps,
+        ahead=engine.ahead,
         scheduler=Scheduler(
             engine.block_pool,
             SchedulerBounds(

@@ -8,9 +8,10 @@ import queue
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 from outrider.engine.acceptance import Verdict
-from outrider.engine.verify_step import StepEngine
+from outrider.engine.verify_step import AheadEngine, RunningStep, StepEngine
 from outrider.v1 import generation_pb2, target_pb2
 from target_service import policy as reasons
 from target_service.batch import Batch, DecodeRow
@@ -32,13 +33,28 @@ Command = Callable[["StepLoop"], None]
 Activity = Callable[[str], AbstractContextManager[None]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextStep:
+    """A plain step that was launched behind one that ran."""
+
+    batch: Batch
+    running: RunningStep
+    bypass_reason: str
+
+
 class StepLoop:
-    """Owned by the engine's thread; other threads hand it commands through `submit`."""
+    """Owned by the engine's thread; other threads hand it commands through `submit`.
+
+    An engine that can is kept one plain step ahead: the next one is launched before the verdicts of
+    the one that runs are there. A sequence that ends meanwhile has a row too many in it, whose
+    verdict is dropped; its blocks are released once that row has run.
+    """
 
     def __init__(
         self,
         *,
         engine: StepEngine,
+        ahead: AheadEngine | None,
         scheduler: Scheduler,
         drafts: DraftSource,
         statistics: Statistics,
@@ -46,6 +62,7 @@ class StepLoop:
         activity: Activity,
     ) -> None:
         self._engine = engine
+        self._ahead = ahead
         self._scheduler = scheduler
         self._drafts = drafts
         self._statistics = statistics
@@ -57,6 +74,11 @@ class StepLoop:
         self._is_stopping = False
         # The longest draft that was asked for the step to come.
         self._asked_length = 0
+        self._next_step: NextStep | None = None
+        # Ended, with a row in the next step that is there already.
+        self._leaving: list[TokenSequence] = []
+        # When the last step ended, in time.perf_counter seconds.
+        self._ended_at = 0.0
         # A step's reports that are written while the next one runs.
         self._unsent: tuple[Sequence[tuple[TokenSequence, Outcome]], StepSummary] | None = None
 
@@ -89,7 +111,7 @@ class StepLoop:
     def cancel(self, sink: ReportSink, sequence_ids: frozenset[int] | None = None) -> None:
         """Ends a stream's sequences, or some of them, without a report."""
         self._send_reports()
-        for sequence in list(self._scheduler.all_sequences()):
+        for sequence in self._live_sequences():
             if sequence.request.sink is sink and (
                 sequence_ids is None or sequence.request.sequence_id in sequence_ids
             ):
@@ -118,23 +140,40 @@ class StepLoop:
                 self._drafts.flush(is_bypassed=False)
 
     def step(self) -> None:
-        """One forward for all running sequences, and what follows from it."""
+        """One forward for all running sequences, and what follows from it.
+
+        The forward's seconds are those from its launch until its verdicts are there. A step that
+        was launched ahead begins, and its forward with it, where the step before it ended: what
+        the engine had done of it by then was in that step's time.
+        """
         with self._activity("step"):
-            started = time.perf_counter()
+            launched, self._next_step = self._next_step, None
+            started = time.perf_counter() if launched is None else self._ended_at
             asked_length = self._asked_length
             self._drafts.started(self._scheduler.start_waiting())
-            collected = self._collect()
-            batch = self._batch(collected)
-            self._count_bypass(batch.decode_rows, collected)
+            if launched is None:
+                collected = self._collect()
+                batch = self._batch(collected)
+                if batch.decode_rows and collected is NOTHING_COLLECTED:
+                    decoding = [row.sequence for row in batch.decode_rows]
+                    self._statistics.bypass_steps[self._bypass_reason(decoding)] += 1
+            else:
+                collected, batch = NOTHING_COLLECTED, launched.batch
+                self._statistics.bypass_steps[launched.bypass_reason] += 1
             with self._activity("verify") if batch.is_speculative else nullcontext():
-                forward_started = time.perf_counter()
-                running = self._engine.launch(batch.steps(), self._drafts.tap())
+                if launched is None:
+                    forward_started = time.perf_counter()
+                    running = self._engine.launch(batch.steps(), self._drafts.tap())
+                else:
+                    forward_started, running = started, launched.running
+                self._next_step = self._launch_next(batch, running)
                 self._send_reports()
                 verdicts = running.verdicts()
                 forward_seconds = time.perf_counter() - forward_started
                 outcomes = self._commit(batch, verdicts)
             self._asked_length = self._ask()
-            seconds = time.perf_counter() - started
+            self._ended_at = time.perf_counter()
+            seconds = self._ended_at - started
             self._step_id += 1
             self._statistics.count_step(
                 is_speculative=batch.is_speculative,
@@ -157,7 +196,7 @@ class StepLoop:
                     decode_rows=len(batch.decode_rows),
                     draft_length=asked_length,
                     prefill_tokens=batch.prefill_tokens,
-                    running_sequences=len(self._scheduler.running),
+                    running_sequences=self._num_running,
                     waiting_sequences=self._scheduler.num_waiting,
                     forward_seconds=forward_seconds,
                     draft_wait_seconds=collected.waited_seconds,
@@ -186,7 +225,7 @@ class StepLoop:
 
     def _end_overdue(self) -> None:
         now = time.monotonic()
-        for sequence in list(self._scheduler.all_sequences()):
+        for sequence in self._live_sequences():
             deadline = sequence.request.deadline
             if deadline is not None and now > deadline:
                 self._send_reports()
@@ -233,14 +272,56 @@ class StepLoop:
         )
         return Batch(decode_rows=decode_rows, chunks=chunks)
 
+    def _launch_next(self, batch: Batch, running: RunningStep) -> NextStep | None:
+        """Launches the step behind this one, which runs, if all of it is known: a row for each
+        sequence that goes on. Whatever is to join, to be drafted or to be preempted first waits for
+        the verdicts.
+        """
+        if self._ahead is None or batch.is_speculative:
+            return None
+        if len(self._scheduler.running) != len(batch.decode_rows):
+            return None  # others run beside these: prompts
+        places = [
+            index
+            for index, row in enumerate(batch.decode_rows)
+            if row.sequence.room > 1 and row.sequence not in self._leaving
+        ]
+        makes_room = len(places) < len(batch.decode_rows)
+        if not places or (makes_room and self._scheduler.num_waiting):
+            return None
+        next_batch = Batch(decode_rows=[batch.decode_rows[index] for index in places], chunks=())
+        sequences = [row.sequence for row in next_batch.decode_rows]
+        bypass_reason = self._bypass_reason(sequences)
+        if bypass_reason == reasons.NOT_ASKED:
+            return None
+        # The token that is drawn now needs the place that a draft of one token would have.
+        lengths = {sequence.arrival: 1 for sequence in sequences}
+        self._scheduler.reserve_decode_rows(lengths)
+        if len(lengths) < len(sequences):
+            return None
+        return NextStep(
+            batch=next_batch,
+            running=self._ahead.launch_next(
+                batch.next_rows(places), self._drafts.tap(), after=running
+            ),
+            bypass_reason=bypass_reason,
+        )
+
     def _commit(
         self, batch: Batch, verdicts: Sequence[Verdict]
     ) -> list[tuple[TokenSequence, Outcome]]:
         judged = batch.judged(verdicts)
+        left, self._leaving = self._leaving, []
+        for sequence in left:
+            self._scheduler.finish(sequence)
         for chunk in batch.chunks:
             if not chunk.is_last:
                 chunk.sequence.cached_length += chunk.length
-        return [self._commit_verdict(row, verdict) for row, verdict in judged]
+        return [
+            self._commit_verdict(row, verdict)
+            for row, verdict in judged
+            if row.sequence not in left
+        ]
 
     def _commit_verdict(self, row: DecodeRow, verdict: Verdict) -> tuple[TokenSequence, Outcome]:
         sequence, draft_token_ids = row.sequence, row.draft_token_ids
@@ -266,6 +347,9 @@ class StepLoop:
         """Asks for the next step's drafts, where there shall be any: its decode rows are known as
         soon as this step has committed. Returns the longest that it asked for.
         """
+        if self._next_step is not None:
+            self._drafts.flush(is_bypassed=self._next_step.bypass_reason == reasons.THRESHOLD)
+            return 0
         decoding = self._scheduler.decoding()
         if self._policy.is_bypassed(len(decoding)):
             self._drafts.flush(is_bypassed=True)
@@ -300,22 +384,18 @@ class StepLoop:
     def _patience_seconds(self) -> float:
         """What the least patient of all sequences allows, also of those that do not decode yet."""
         return min(
-            (sequence.request.patience_seconds for sequence in self._scheduler.all_sequences()),
+            (sequence.request.patience_seconds for sequence in self._live_sequences()),
             default=0.0,
         )
 
-    def _count_bypass(self, decode_rows: Sequence[DecodeRow], collected: Collected) -> None:
-        if not decode_rows or collected is not NOTHING_COLLECTED:
-            return
-        decoding = [row.sequence for row in decode_rows]
+    def _bypass_reason(self, decoding: Sequence[TokenSequence]) -> str:
+        """Why a step of these asks nothing of the draft service; NOT_ASKED where it might."""
         unavailable = self._drafts.unavailable(patience_seconds=self._patience_seconds())
-        if self._policy.is_bypassed(len(decode_rows)):
-            reason = reasons.THRESHOLD
-        elif unavailable != reasons.NO_DRAFT_SERVICE and not self._draft_lengths(decoding):
-            reason = reasons.DRAFT_LENGTH_ZERO
-        else:
-            reason = unavailable or reasons.NOT_ASKED
-        self._statistics.bypass_steps[reason] += 1
+        if self._policy.is_bypassed(len(decoding)):
+            return reasons.THRESHOLD
+        if unavailable != reasons.NO_DRAFT_SERVICE and not self._draft_lengths(decoding):
+            return reasons.DRAFT_LENGTH_ZERO
+        return unavailable or reasons.NOT_ASKED
 
     def _report(
         self, outcomes: Sequence[tuple[TokenSequence, Outcome]], summary: StepSummary
@@ -333,14 +413,29 @@ class StepLoop:
             decode_rows=0,
             draft_length=0,
             prefill_tokens=0,
-            running_sequences=len(self._scheduler.running),
+            running_sequences=self._num_running,
             waiting_sequences=self._scheduler.num_waiting,
             forward_seconds=0.0,
             draft_wait_seconds=0.0,
             step_seconds=0.0,
         )
 
+    @property
+    def _num_running(self) -> int:
+        return len(self._scheduler.running) - len(self._leaving)
+
+    def _live_sequences(self) -> list[TokenSequence]:
+        """Running and waiting, without those that have ended."""
+        return [
+            sequence
+            for sequence in self._scheduler.all_sequences()
+            if sequence not in self._leaving
+        ]
+
     def _end(self, sequence: TokenSequence) -> None:
         if sequence in self._scheduler.running:
             self._drafts.stopped(sequence)
-        self._scheduler.finish(sequence)
+        if self._next_step is not None and self._next_step.batch.has_row_of(sequence):
+            self._leaving.append(sequence)
+        else:
+            self._scheduler.finish(sequence)

@@ -24,7 +24,7 @@ from outrider.engine.model_config import ModelConfig
 from outrider.engine.rope import rotation_table
 from outrider.engine.runner import Runner
 from outrider.engine.tensor_source import TensorSource, open_safetensors
-from outrider.engine.verify_step import StepEngine
+from outrider.engine.verify_step import AheadEngine, StepEngine
 from outrider.engine.weights import DecoderWeights, load_weights, with_max_rows
 
 
@@ -74,6 +74,8 @@ class Engine:
     model_config: ModelConfig
     limits: EngineLimits
     steps: StepEngine
+    # Launches steps behind running ones; None where a step has ended once it is launched.
+    ahead: AheadEngine | None = None
     # A row's logits differ in their last bits with the number of rows beside it.
     rounding_depends_on_rows: bool
     feature_layers: tuple[int, ...]  # that features may be made of

@@ -56,3 +56,30 @@ class StepEngine(Protocol):
         yet. May be called on any thread; raises CheckpointError.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextRow:
+    """One sequence's row of a step that is launched ahead. Its token is the one that the step
+    before it draws, and nobody on the host knows that yet.
+    """
+
+    index: int  # of the sequence in the step before, where it draws and has no draft
+    start: int  # place of the token in the cache
+    block_table: Sequence[int]  # covers start + 1 tokens
+    sampling: Sampling
+    base_length: int  # position of the token that this row draws
+
+
+class AheadEngine(Protocol):
+    """A StepEngine that takes a plain step while the one before it still runs."""
+
+    def launch_next(
+        self, rows: Sequence[NextRow], tap: Tap | None, *, after: RunningStep
+    ) -> RunningStep:
+        """Has a step of these rows run behind `after`, which was launched last, and returns at
+        once. The verdicts of `after` are taken before anything else is launched, then those of
+        this step: what either of them returns is kept apart until then. Raises StepError for rows
+        beyond the engine's limits.
+        """
+        ...

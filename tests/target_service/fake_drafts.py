@@ -14,13 +14,14 @@ class FakeDrafts:
     def __init__(self, propose: Propose) -> None:
         self._propose = propose
         self._lengths: dict[int, int] = {}
+        self.reason: str | None = None
         self.live: set[int] = set()
         self.asks: list[dict[int, int]] = []
         self.patience: list[float] = []
         self.flushes: list[bool] = []
 
     def unavailable(self, *, patience_seconds: float) -> str | None:
-        return None
+        return self.reason
 
     def started(self, sequences: Sequence[TokenSequence]) -> None:
         self.live.update(sequence.arrival for sequence in sequences)

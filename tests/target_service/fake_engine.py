@@ -4,18 +4,21 @@ Whatever the step loop gets wrong about positions, blocks or rollback changes it
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
+from outrider.engine.acceptance import Verdict
 from outrider.engine.cpu_steps import CpuStep
 from outrider.engine.feature_projection import FeatureProjection
 from outrider.engine.feature_store import FeatureStore
 from outrider.engine.feature_tap import FeatureTap, Tap
+from outrider.engine.kv_cache import BlockPool
 from outrider.engine.runner import SequenceRows
 from outrider.engine.sampling import Sampling, sample
-from outrider.engine.verify_step import SequenceStep
+from outrider.engine.verify_step import NextRow, RunningStep, SequenceStep
 
 VOCAB_SIZE = 24
 HIDDEN_SIZE = 4
@@ -72,6 +75,138 @@ class FakeSteps:
 
     def make_tap(self, data: bytes) -> Tap:
         raise NotImplementedError("the tests make taps themselves")
+
+
+class LateSteps:
+    """A StepEngine and AheadEngine whose steps run when their verdicts are taken, in the order in
+    which they were launched: before that, nothing of them is known.
+    """
+
+    runs_beside_host = True
+
+    def __init__(self, runner: "FakeRunner") -> None:
+        self._runner = runner
+        self.running: list[LateStep] = []
+        self.rows_ahead: list[int] = []
+
+    @property
+    def blocks_in_use(self) -> set[int]:
+        """Of all steps that still have to run."""
+        return {
+            block
+            for step in self.running
+            for sequence in step.sequences
+            for block in sequence.rows.block_table
+        }
+
+    def launch(self, sequences: Sequence[SequenceStep], tap: Tap | None) -> "LateStep":
+        assert not self.running
+        return self._launch(sequences, tap, {})
+
+    def launch_next(
+        self, rows: Sequence[NextRow], tap: Tap | None, *, after: RunningStep
+    ) -> "LateStep":
+        assert isinstance(after, LateStep) and self.running == [after]
+        assert rows and len({row.index for row in rows}) == len(rows)
+        for row in rows:
+            before = after.sequences[row.index]
+            assert before.draft_length == 0 and before.sampling == row.sampling
+            assert row.start == before.rows.start + len(before.rows.token_ids)
+            assert row.base_length == before.base_length + 1
+        self.rows_ahead.append(len(rows))
+        sequences = [
+            SequenceStep(
+                rows=SequenceRows(
+                    token_ids=(VOCAB_SIZE,),  # none of the model's, until it is drawn
+                    start=row.start,
+                    block_table=row.block_table,
+                    num_logits=1,
+                ),
+                draft_length=0,
+                sampling=row.sampling,
+                base_length=row.base_length,
+            )
+            for row in rows
+        ]
+        return self._launch(sequences, tap, {at: row.index for at, row in enumerate(rows)})
+
+    def make_tap(self, data: bytes) -> Tap:
+        raise NotImplementedError("the tests make taps themselves")
+
+    def run(self, step: "LateStep", tap: Tap | None) -> list[Verdict]:
+        assert self.running[0] is step
+        assert tap is None or isinstance(tap, FeatureTap)
+        logits = self._runner.forward([sequence.rows for sequence in step.sequences], tap)
+        verdicts = CpuStep(sequences=step.sequences, logits=logits).verdicts()
+        del self.running[0]
+        of_draws = iter(verdicts)
+        drawn = [
+            None if sequence.sampling is None else next(of_draws).bonus_token_id
+            for sequence in step.sequences
+        ]
+        for behind in self.running:
+            behind.resolve(drawn)
+        return verdicts
+
+    def _launch(
+        self, sequences: Sequence[SequenceStep], tap: Tap | None, sources: dict[int, int]
+    ) -> "LateStep":
+        # As they are now: what becomes of a block table later must not reach a step that runs.
+        copies = [
+            replace(
+                sequence,
+                rows=replace(
+                    sequence.rows,
+                    token_ids=tuple(sequence.rows.token_ids),
+                    block_table=tuple(sequence.rows.block_table),
+                ),
+            )
+            for sequence in sequences
+        ]
+        step = LateStep(self, copies, tap, sources)
+        self.running.append(step)
+        return step
+
+
+class LateStep:
+    """A RunningStep of LateSteps."""
+
+    def __init__(
+        self,
+        engine: LateSteps,
+        sequences: list[SequenceStep],
+        tap: Tap | None,
+        sources: dict[int, int],
+    ) -> None:
+        """`sources`: by place, that of the sequence in the step before whose token it takes."""
+        self._engine = engine
+        self._tap = tap
+        self._sources = sources
+        self.sequences = sequences
+
+    def resolve(self, drawn: Sequence[int | None]) -> None:
+        """Takes what the step before drew, by place."""
+        for place, source in self._sources.items():
+            token_id = drawn[source]
+            assert token_id is not None
+            sequence = self.sequences[place]
+            rows = replace(sequence.rows, token_ids=(token_id,))
+            self.sequences[place] = replace(sequence, rows=rows)
+
+    def verdicts(self) -> list[Verdict]:
+        return self._engine.run(self, self._tap)
+
+
+class WatchedPool(BlockPool):
+    """Blocks must not come back while a step that has still to run writes to them."""
+
+    def __init__(self, num_blocks: int, blocks_in_use: Callable[[], set[int]]) -> None:
+        super().__init__(num_blocks)
+        self._blocks_in_use = blocks_in_use
+
+    def release(self, blocks: Sequence[int]) -> None:
+        assert not self._blocks_in_use() & set(blocks)
+        super().release(blocks)
 
 
 class FakeRunner:

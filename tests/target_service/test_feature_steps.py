@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
-from fake_engine import FakeRunner, FakeSteps, oracle
+from fake_engine import FakeRunner, FakeSteps, LateSteps, oracle
 from feature_peer import ROW_BYTES, FeaturePeer, projection
 from test_step_loop import Collector
 
@@ -34,7 +34,9 @@ GREEDY = Sampling(temperature=0.0)
 class Harness:
     """A target's engine side whose draft service answers at once."""
 
-    def __init__(self, *, num_blocks: int = 64, max_running: int = 8) -> None:
+    def __init__(
+        self, *, num_blocks: int = 64, max_running: int = 8, runs_ahead: bool = False
+    ) -> None:
         self.statistics = Statistics(DRAFT_LENGTH)
         self.mailbox = LinkMailbox(self.statistics)
         self.peer = FeaturePeer(self.mailbox)
@@ -64,8 +66,10 @@ class Harness:
             on_preempt=self.drafts.stopped,
         )
         self.runner = FakeRunner(BLOCK_SIZE, 64)
+        self.late = LateSteps(self.runner)
         self.loop = StepLoop(
-            engine=FakeSteps(self.runner),
+            engine=self.late if runs_ahead else FakeSteps(self.runner),
+            ahead=self.late if runs_ahead else None,
             scheduler=self.scheduler,
             drafts=self.drafts,
             statistics=self.statistics,
@@ -406,14 +410,17 @@ def test_another_projection_makes_everything_before_it_invalid() -> None:
     harness.finish()
 
 
-def test_features_are_right_through_preemptions_reused_blocks_and_late_adoption() -> None:
+@pytest.mark.parametrize("runs_ahead", [False, True], ids=["in turn", "a step ahead"])
+def test_features_are_right_through_preemptions_reused_blocks_and_late_adoption(
+    runs_ahead: bool,
+) -> None:
     random.seed(11)
-    harness = Harness(num_blocks=14)
+    harness = Harness(num_blocks=14, runs_ahead=runs_ahead)
     for round_ in range(30):
-        if round_ == 6:
-            harness.link(harness.make_tap())
-        if round_ == 18:
-            harness.link(harness.make_tap(seed=2))
+        if round_ in (6, 18):
+            rows_under_way = [len(step.sequences) for step in harness.late.running]
+            harness.link(harness.make_tap(seed=0 if round_ == 6 else 2))
+            harness.peer.asks_before_features = sum(rows_under_way)
         prompt = prompt_of(random.randrange(1, 40), round_)
         harness.admit(prompt, random.randrange(1, 30), Sampling(temperature=0.7, seed=round_))
         harness.set_policy(max_decode_rows=random.choice([None, 1, 2, 3]))
@@ -422,6 +429,7 @@ def test_features_are_right_through_preemptions_reused_blocks_and_late_adoption(
     assert harness.scheduler.preemptions > 0
     assert harness.statistics.feature_rows["inline"] > 200
     assert harness.statistics.accepted_tokens > 50
+    assert (len(harness.late.rows_ahead) >= 10) == runs_ahead
 
 
 def test_with_a_ring_the_rows_lie_in_it_and_the_messages_hold_their_places(

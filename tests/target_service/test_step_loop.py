@@ -7,9 +7,8 @@ from contextlib import nullcontext
 
 import pytest
 from fake_drafts import FakeDrafts, Propose
-from fake_engine import VOCAB_SIZE, FakeRunner, FakeSteps, oracle
+from fake_engine import VOCAB_SIZE, FakeRunner, FakeSteps, LateSteps, WatchedPool, oracle
 
-from outrider.engine.kv_cache import BlockPool
 from outrider.engine.sampling import Sampling
 from outrider.v1 import generation_pb2, target_pb2
 from target_service.policy import Policy
@@ -63,8 +62,11 @@ class Harness:
         max_step_rows: int = 64,
         max_prefill_rows: int = 16,
         runs_beside_host: bool = False,
+        runs_ahead: bool = False,
     ) -> None:
-        self.pool = BlockPool(num_blocks)
+        self.runner = FakeRunner(BLOCK_SIZE, max_step_rows)
+        self.late = LateSteps(self.runner)
+        self.pool = WatchedPool(num_blocks, lambda: self.late.blocks_in_use)
         self.drafts = FakeDrafts(propose)
         self.statistics = Statistics(DRAFT_LENGTH)
         self.scheduler = Scheduler(
@@ -78,9 +80,10 @@ class Harness:
             ),
             on_preempt=self.drafts.stopped,
         )
-        self.runner = FakeRunner(BLOCK_SIZE, max_step_rows)
+        plain_steps = FakeSteps(self.runner, runs_beside_host=runs_beside_host)
         self.loop = StepLoop(
-            engine=FakeSteps(self.runner, runs_beside_host=runs_beside_host),
+            engine=self.late if runs_ahead else plain_steps,
+            ahead=self.late if runs_ahead else None,
             scheduler=self.scheduler,
             drafts=self.drafts,
             statistics=self.statistics,
@@ -106,6 +109,7 @@ class Harness:
         override: int | None = None,
         priority: int = 0,
         patience: float = 0.0,
+        deadline: float | None = None,
     ) -> None:
         self.loop.admit(
             [
@@ -117,7 +121,7 @@ class Harness:
                     max_tokens=max_tokens,
                     sampling=sampling,
                     stop_token_ids=stops,
-                    deadline=None,
+                    deadline=deadline,
                     priority=priority,
                     draft_length_override=override,
                     patience_seconds=patience,

@@ -91,6 +91,7 @@ class Target:
         )
         self.loop = StepLoop(
             engine=FakeSteps(runner),
+            ahead=None,
             scheduler=self.scheduler,
             drafts=self.drafts,
             statistics=self.statistics,
