@@ -28,7 +28,7 @@ from outrider.engine.layers import ColumnLinear, RmsNorm, RowLinear, VocabEmbedd
 from outrider.engine.model_config import ModelConfig
 from outrider.engine.sampling import Sampling
 from outrider.engine.step import SequenceRows
-from outrider.engine.verify_step import SequenceStep
+from outrider.engine.verify_step import NextRow, SequenceStep
 from outrider.engine.weights import DecoderWeights, Layer
 from outrider.serving.model_source import resolve_model
 
@@ -188,6 +188,38 @@ def step_seconds(
     return statistics.median(seconds[WARM_STEPS:])
 
 
+def plain_step_seconds(engine: Engine, batch: int, prompt_length: int, steps: int) -> float:
+    """Median seconds from one plain step's verdicts to the next one's, each step being launched
+    while the one before it runs, as the target's step loop does.
+    """
+    assert engine.ahead is not None
+    streams = opened(engine, batch, prompt_length, prompt_length + WARM_STEPS + steps + 3)
+    running = engine.steps.launch([stream.step(()) for stream in streams], None)
+    seconds = []
+    ended = time.perf_counter()
+    for _ in range(WARM_STEPS + steps):
+        rows = [
+            NextRow(
+                index=index,
+                start=len(stream.token_ids),
+                block_table=stream.table,
+                sampling=GREEDY,
+                base_length=len(stream.token_ids) + 1,
+            )
+            for index, stream in enumerate(streams)
+        ]
+        behind = engine.ahead.launch_next(rows, None, after=running)
+        for stream, verdict in zip(streams, running.verdicts(), strict=True):
+            stream.token_ids.append(verdict.bonus_token_id)
+        running = behind
+        last, ended = ended, time.perf_counter()
+        seconds.append(ended - last)
+    running.verdicts()
+    for stream in streams:
+        engine.block_pool.release(stream.table)
+    return statistics.median(seconds[WARM_STEPS:])
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", help="default: Llama-3.1-8B's shape, random")
@@ -226,7 +258,12 @@ def main() -> int:
     model = engine.model_config
     for batch in arguments.batches:
         for draft_length in arguments.draft_lengths:
-            seconds = step_seconds(engine, batch, draft_length, arguments.prompt, arguments.steps)
+            if draft_length:
+                seconds = step_seconds(
+                    engine, batch, draft_length, arguments.prompt, arguments.steps
+                )
+            else:
+                seconds = plain_step_seconds(engine, batch, arguments.prompt, arguments.steps)
             context = arguments.prompt + (WARM_STEPS + arguments.steps / 2)
             kv_bytes = batch * context * 4 * model.num_layers * model.kv_size
             floor = (weight_bytes(engine) + kv_bytes) / speed

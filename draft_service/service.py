@@ -17,6 +17,7 @@ from draft_service.proposer import Proposer
 from draft_service.servicer import BootedDraft, DraftServicer
 from outrider.engine.errors import EngineError
 from outrider.serving.faults import FaultInjector, parse_faults
+from outrider.serving.gpu_monitor import monitor_gpu
 from outrider.serving.lifecycle import Lifecycle, Timeouts
 from outrider.serving.stages import ENGINE_STAGES, NGRAM_STAGES
 from outrider.v1 import draft_pb2, draft_pb2_grpc, status_pb2
@@ -125,7 +126,14 @@ class DraftService:
 
     def _describe(self, booted: BootedDrafter) -> None:
         offer = booted.drafter.offer
+        monitor = None
+        if booted.device != "cpu":
+            # Not for an n-gram drafter, which goes without torch.
+            from outrider.engine.devices import gpu_uuid
+
+            monitor = monitor_gpu(gpu_uuid(booted.device))
         self._lifecycle.describe(
+            gpu=None if monitor is None else monitor.figures,
             model_fingerprint=offer.fingerprint,
             device=booted.device,
             limits={

@@ -16,7 +16,7 @@ from gateway.peer_view import VIEW_STATES
 from gateway.speculation import SpeculationPolicy
 from gateway.stats import Statistics
 from outrider.serving.channel import open_channel
-from outrider.v1 import target_pb2, target_pb2_grpc
+from outrider.v1 import status_pb2, target_pb2, target_pb2_grpc
 
 SCRAPE_TIMEOUT_SECONDS = 1.0
 
@@ -69,6 +69,11 @@ class Snapshot(Collector):
             "outrider_degraded", "1 while drafts cannot be counted on", self._cluster.is_degraded
         )
         yield _policy_gauge(self._cluster.policy)
+        yield from _gpu_gauges(
+            peer.last_status
+            for peer in self._cluster.peers
+            if peer.is_answering and peer.last_status is not None
+        )
         connection = self._cluster.connection
         waiting = 0 if connection is None else connection.attachment.batcher.waiting_count
         running = 0 if connection is None else connection.attachment.batcher.running_count
@@ -90,6 +95,33 @@ class Snapshot(Collector):
             "Seconds between tokens; those of one step share its time",
             self._own.inter_token,
         )
+
+
+def _gpu_gauges(statuses: Iterable[status_pb2.ServiceStatus]) -> Iterable[Metric]:
+    memory = GaugeMetricFamily(
+        "outrider_gpu_memory_bytes",
+        "Memory of the GPU that a service computes on, used by all processes and in all",
+        labels=("service", "state"),
+    )
+    utilization = GaugeMetricFamily(
+        "outrider_gpu_utilization_ratio",
+        "Share of the last moments in which that GPU computed",
+        labels=("service",),
+    )
+    power = GaugeMetricFamily(
+        "outrider_gpu_power_watts", "Power drawn by that GPU", labels=("service",)
+    )
+    for status in statuses:
+        if not status.HasField("gpu"):
+            continue
+        gpu = status.gpu
+        memory.add_metric((status.service, "used"), float(gpu.memory_used_bytes))
+        memory.add_metric((status.service, "total"), float(gpu.memory_total_bytes))
+        if gpu.HasField("utilization"):
+            utilization.add_metric((status.service,), gpu.utilization)
+        if gpu.HasField("power_watts"):
+            power.add_metric((status.service,), gpu.power_watts)
+    return (memory, utilization, power)
 
 
 def _policy_gauge(policy: SpeculationPolicy | None) -> Metric:

@@ -61,6 +61,7 @@ def service_object(status: status_pb2.ServiceStatus) -> dict[str, Any]:
         "configuration": dict(sorted(status.configuration.items())),
         "model_fingerprint": status.model_fingerprint,
         "device": status.device,
+        "gpu": _gpu(status),
         "limits": dict(sorted(status.limits.items())),
         "links": [
             {
@@ -78,6 +79,20 @@ def service_object(status: status_pb2.ServiceStatus) -> dict[str, Any]:
             }
             for link in status.links
         ],
+    }
+
+
+def _gpu(status: status_pb2.ServiceStatus) -> dict[str, Any] | None:
+    if not status.HasField("gpu"):
+        return None
+    gpu = status.gpu
+    return {
+        "name": gpu.name,
+        "driver_version": gpu.driver_version,
+        "memory_used_bytes": gpu.memory_used_bytes,
+        "memory_total_bytes": gpu.memory_total_bytes,
+        "utilization": gpu.utilization if gpu.HasField("utilization") else None,
+        "power_watts": gpu.power_watts if gpu.HasField("power_watts") else None,
     }
 
 

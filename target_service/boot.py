@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from outrider.engine.boot import Engine, Stage
 from outrider.engine.config import EngineConfig
-from outrider.engine.devices import boot_engine
+from outrider.engine.devices import boot_engine, gpu_uuid
 from outrider.engine.first_decode import step_milliseconds
 from outrider.engine.noise import NOISE_VERSION
 from outrider.engine.prefix_hash import PREFIX_HASH_ALGORITHM
 from outrider.serving.errors import ConfigurationError
+from outrider.serving.gpu_monitor import monitor_gpu
 from outrider.serving.lifecycle import Lifecycle
 from outrider.serving.link_protocol import PROTOCOL_VERSION
 from outrider.serving.model_source import resolve_model
@@ -77,7 +78,7 @@ def boot_target(
             model_path=source.path,
             dtype=config.dtype,
             device=config.device,
-            kv_cache_bytes=config.kv_cache_mib * 2**20,
+            kv_cache_bytes=config.kv_cache_bytes,
             block_size=config.block_size,
             max_sequence_length=config.max_sequence_length or None,
             max_step_rows=config.max_step_rows,
@@ -113,7 +114,9 @@ def boot_target(
         max_step_rows=config.max_step_rows,
         activity=lifecycle.activity,
     )
+    monitor = None if engine.device == "cpu" else monitor_gpu(gpu_uuid(engine.device))
     lifecycle.describe(
+        gpu=None if monitor is None else monitor.figures,
         model_fingerprint=engine.fingerprint,
         device=engine.device,
         limits={

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from outrider.serving.config import Device, Port, ServiceConfig
 from outrider.serving.model_source import DEFAULT_MODEL
@@ -10,6 +10,15 @@ from target_service.feature_layers import parse_feature_layers
 
 # Beyond it no draft is right often enough to be worth its rows.
 MOST_DRAFT_TOKENS = 32
+
+
+def _check_cache_size(size: str) -> str:
+    if size != "auto" and not (size.isascii() and size.isdecimal() and int(size) > 0):
+        raise ValueError("must be auto or a number of at least 1")
+    return size
+
+
+CacheSize = Annotated[str, AfterValidator(_check_cache_size)]
 
 
 class TargetConfig(ServiceConfig):
@@ -22,7 +31,7 @@ class TargetConfig(ServiceConfig):
     dtype: Literal["auto", "bfloat16", "float32"] = Field(
         "auto", description="auto: bfloat16 where the processor has it, else float32"
     )
-    device: Device = Field("cpu", description="cpu")
+    device: Device = Field("cpu", description="cpu, cuda or cuda:N")
     threads: Annotated[int, Field(ge=0)] = Field(
         0, description="threads of the engine; 0 = one per core"
     )
@@ -51,9 +60,18 @@ class TargetConfig(ServiceConfig):
     max_waiting_sequences: Annotated[int, Field(ge=1)] = Field(
         1024, description="most sequences that wait for a place"
     )
-    kv_cache_mib: Annotated[int, Field(ge=1)] = Field(
-        1024, description="size of the KV cache in MiB"
+    kv_cache_mib: CacheSize = Field(
+        "auto",
+        description="size of the KV cache in MiB; auto: 1024 on a CPU, and on a GPU what weights, "
+        "graphs and workspaces leave of nine tenths of its memory, up to what the running "
+        "sequences can fill",
     )
+
+    @property
+    def kv_cache_bytes(self) -> int | None:
+        """None = auto."""
+        return None if self.kv_cache_mib == "auto" else int(self.kv_cache_mib) * 2**20
+
     block_size: Annotated[int, Field(ge=1)] = Field(32, description="tokens in a KV cache block")
     max_sequence_length: Annotated[int, Field(ge=0)] = Field(
         0, description="most tokens of prompt and output together; 0 = the model's"

@@ -73,9 +73,22 @@ def _process(details: dict[str, Any] | None) -> tuple[str, str, str, str]:
     return (
         str(details["process_id"]),
         f"{details['uptime_seconds']:.0f} s",
-        details["device"],
+        _device(details),
         details["version"],
     )
+
+
+def _device(details: dict[str, Any]) -> str:
+    gpu = details["gpu"]
+    if gpu is None:
+        return str(details["device"])
+    used, total = (gpu[f"memory_{what}_bytes"] / 2**30 for what in ("used", "total"))
+    words = f"{details['device']}, {gpu['name']}, {used:.1f} of {total:.0f} GiB in use"
+    if gpu["utilization"] is not None:
+        words += f", {gpu['utilization']:.0%} busy"
+    if gpu["power_watts"] is not None:
+        words += f", {gpu['power_watts']:.0f} W"
+    return words
 
 
 def _stages(page: dict[str, Any]) -> Table:

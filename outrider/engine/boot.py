@@ -55,6 +55,10 @@ class BootReport(Protocol):
         ...
 
 
+# In a processor's memory, where nobody says how much; other programs share it.
+USUAL_KV_CACHE_BYTES = 2**30
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
     """What boot measured on this machine."""
@@ -178,7 +182,7 @@ def make_kv_cache(
     report.enter(Stage.KV_CACHE)
     kv_cache = allocate_kv_cache(
         cached,
-        kv_cache_bytes=config.kv_cache_bytes,
+        kv_cache_bytes=config.kv_cache_bytes or USUAL_KV_CACHE_BYTES,
         block_size=config.block_size,
         dtype=dtype,
     )

@@ -22,7 +22,7 @@ class EngineConfig:
     model_path: Path  # a directory with config.json and *.safetensors, or a .gguf file
     dtype: str = "auto"  # auto | bfloat16 | float32
     device: str = "cpu"  # cpu | cuda | cuda:N
-    kv_cache_bytes: int = 1 << 30
+    kv_cache_bytes: int | None = None  # None: as the device has room for
     block_size: int = 32  # tokens per KV block
     max_sequence_length: int | None = None  # None: as long as the model and the cache allow
     max_step_rows: int = 512  # most rows (tokens) in one forward
@@ -49,7 +49,7 @@ def validate(config: EngineConfig) -> None:
         raise ConfigError(
             f"max_sequence_length is {config.max_sequence_length}: must be at least 1"
         )
-    if config.kv_cache_bytes < 1:
+    if config.kv_cache_bytes is not None and config.kv_cache_bytes < 1:
         raise ConfigError(f"kv_cache_bytes is {config.kv_cache_bytes}: must be positive")
 
 

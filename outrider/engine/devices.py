@@ -1,4 +1,6 @@
-"""Boots an engine on the device that its configuration names."""
+"""The device that a configuration names: an engine booted on it, and what its driver calls it."""
+
+import torch
 
 from outrider.engine.boot import BootReport, Engine, boot
 from outrider.engine.config import EngineConfig
@@ -12,3 +14,10 @@ def boot_engine(config: EngineConfig, report: BootReport) -> Engine:
     from outrider.engine.gpu.boot import boot_gpu
 
     return boot_gpu(config, report)
+
+
+def gpu_uuid(device: str) -> str:
+    """What the driver calls a GPU, whichever of them this process sees; empty for a CPU."""
+    if device == "cpu":
+        return ""
+    return f"GPU-{torch.cuda.get_device_properties(torch.device(device)).uuid}"

@@ -3,7 +3,7 @@
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from outrider import __file__ as package_file
@@ -23,6 +23,8 @@ class Facts:
     device: str = ""
     limits: Mapping[str, str] = field(default_factory=dict)
     links: tuple[status_pb2.LinkStatus, ...] = ()
+    # The GPU's figures now; None without a GPU.
+    gpu: Callable[[], status_pb2.GpuFigures] | None = None
 
     def to_message(self) -> status_pb2.ServiceStatus:
         """A status without state, stages and failure."""
@@ -38,4 +40,5 @@ class Facts:
             device=self.device,
             limits=self.limits,
             links=self.links,
+            gpu=None if self.gpu is None else self.gpu(),
         )

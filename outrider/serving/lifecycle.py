@@ -115,13 +115,19 @@ class Lifecycle(Generic[Booted]):
             self._stages.current.bounded_from = time.monotonic()
 
     def describe(
-        self, *, model_fingerprint: str = "", device: str = "", limits: Mapping[str, str]
+        self,
+        *,
+        model_fingerprint: str = "",
+        device: str = "",
+        limits: Mapping[str, str],
+        gpu: Callable[[], status_pb2.GpuFigures] | None = None,
     ) -> None:
-        """Facts about what was booted, for the status."""
+        """Facts about what was booted, for the status; `gpu` is asked at each."""
         with self._lock:
             self._facts.model_fingerprint = model_fingerprint
             self._facts.device = device
             self._facts.limits = dict(limits)
+            self._facts.gpu = gpu
             self._revision.bump()
 
     def set_links(self, links: Sequence[status_pb2.LinkStatus]) -> None:

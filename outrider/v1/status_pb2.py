@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18outrider/v1/status.proto\x12\x0boutrider.v1\"\x12\n\x10GetStatusRequest\"\x14\n\x12WatchStatusRequest\"^\n\x05Stage\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\x05state\x18\x02 \x01(\x0e\x32\x17.outrider.v1.StageState\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\"(\n\x07\x46\x61ilure\x12\r\n\x05stage\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x97\x02\n\nLinkStatus\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12%\n\x05state\x18\x02 \x01(\x0e\x32\x16.outrider.v1.LinkState\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x15\n\rdraft_boot_id\x18\x04 \x01(\x06\x12\x14\n\x0cstream_epoch\x18\x05 \x01(\r\x12\x0f\n\x07\x64rafter\x18\x06 \x01(\t\x12\x1e\n\x16round_trip_p50_seconds\x18\x07 \x01(\x01\x12\x1e\n\x16round_trip_p95_seconds\x18\x08 \x01(\x01\x12\x19\n\x11\x66\x65\x61ture_transport\x18\t \x01(\t\x12\r\n\x05\x61lert\x18\n \x01(\t\x12\x19\n\x11\x66\x65\x61ture_layer_ids\x18\x0b \x03(\r\"\xbf\x04\n\rServiceStatus\x12\x0f\n\x07service\x18\x01 \x01(\t\x12(\n\x05state\x18\x02 \x01(\x0e\x32\x19.outrider.v1.ServiceState\x12\"\n\x06stages\x18\x03 \x03(\x0b\x32\x12.outrider.v1.Stage\x12*\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x14.outrider.v1.FailureH\x00\x88\x01\x01\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\x13\n\x0bsource_file\x18\x06 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x07 \x01(\x06\x12\x12\n\nprocess_id\x18\x08 \x01(\r\x12\x16\n\x0euptime_seconds\x18\t \x01(\x01\x12\x44\n\rconfiguration\x18\n \x03(\x0b\x32-.outrider.v1.ServiceStatus.ConfigurationEntry\x12\x19\n\x11model_fingerprint\x18\x0b \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x0c \x01(\t\x12\x36\n\x06limits\x18\r \x03(\x0b\x32&.outrider.v1.ServiceStatus.LimitsEntry\x12&\n\x05links\x18\x0e \x03(\x0b\x32\x17.outrider.v1.LinkStatus\x1a\x34\n\x12\x43onfigurationEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0bLimitsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\n\n\x08_failure*\xd1\x01\n\x0cServiceState\x12\x1d\n\x19SERVICE_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15SERVICE_STATE_LOADING\x10\x01\x12\x1b\n\x17SERVICE_STATE_CAPTURING\x10\x02\x12\x19\n\x15SERVICE_STATE_WARMING\x10\x03\x12\x19\n\x15SERVICE_STATE_SERVING\x10\x04\x12\x18\n\x14SERVICE_STATE_FAILED\x10\x05\x12\x1a\n\x16SERVICE_STATE_DRAINING\x10\x06*\xa2\x01\n\nStageState\x12\x1b\n\x17STAGE_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13STAGE_STATE_PENDING\x10\x01\x12\x17\n\x13STAGE_STATE_RUNNING\x10\x02\x12\x14\n\x10STAGE_STATE_DONE\x10\x03\x12\x17\n\x13STAGE_STATE_SKIPPED\x10\x04\x12\x16\n\x12STAGE_STATE_FAILED\x10\x05*\xd4\x01\n\tLinkState\x12\x1a\n\x16LINK_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15LINK_STATE_CONNECTING\x10\x01\x12\x1a\n\x16LINK_STATE_HANDSHAKING\x10\x02\x12\x1d\n\x19LINK_STATE_CLOSED_CIRCUIT\x10\x03\x12\x1b\n\x17LINK_STATE_OPEN_CIRCUIT\x10\x04\x12 \n\x1cLINK_STATE_HALF_OPEN_CIRCUIT\x10\x05\x12\x16\n\x12LINK_STATE_REFUSED\x10\x06\x32\xa5\x01\n\rStatusService\x12\x46\n\tGetStatus\x12\x1d.outrider.v1.GetStatusRequest\x1a\x1a.outrider.v1.ServiceStatus\x12L\n\x0bWatchStatus\x12\x1f.outrider.v1.WatchStatusRequest\x1a\x1a.outrider.v1.ServiceStatus0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18outrider/v1/status.proto\x12\x0boutrider.v1\"\x12\n\x10GetStatusRequest\"\x14\n\x12WatchStatusRequest\"^\n\x05Stage\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\x05state\x18\x02 \x01(\x0e\x32\x17.outrider.v1.StageState\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\"(\n\x07\x46\x61ilure\x12\r\n\x05stage\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x97\x02\n\nLinkStatus\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12%\n\x05state\x18\x02 \x01(\x0e\x32\x16.outrider.v1.LinkState\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x15\n\rdraft_boot_id\x18\x04 \x01(\x06\x12\x14\n\x0cstream_epoch\x18\x05 \x01(\r\x12\x0f\n\x07\x64rafter\x18\x06 \x01(\t\x12\x1e\n\x16round_trip_p50_seconds\x18\x07 \x01(\x01\x12\x1e\n\x16round_trip_p95_seconds\x18\x08 \x01(\x01\x12\x19\n\x11\x66\x65\x61ture_transport\x18\t \x01(\t\x12\r\n\x05\x61lert\x18\n \x01(\t\x12\x19\n\x11\x66\x65\x61ture_layer_ids\x18\x0b \x03(\r\"\xbd\x01\n\nGpuFigures\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0e\x64river_version\x18\x02 \x01(\t\x12\x19\n\x11memory_used_bytes\x18\x03 \x01(\x04\x12\x1a\n\x12memory_total_bytes\x18\x04 \x01(\x04\x12\x18\n\x0butilization\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x0bpower_watts\x18\x06 \x01(\x01H\x01\x88\x01\x01\x42\x0e\n\x0c_utilizationB\x0e\n\x0c_power_watts\"\xf2\x04\n\rServiceStatus\x12\x0f\n\x07service\x18\x01 \x01(\t\x12(\n\x05state\x18\x02 \x01(\x0e\x32\x19.outrider.v1.ServiceState\x12\"\n\x06stages\x18\x03 \x03(\x0b\x32\x12.outrider.v1.Stage\x12*\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x14.outrider.v1.FailureH\x00\x88\x01\x01\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\x13\n\x0bsource_file\x18\x06 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x07 \x01(\x06\x12\x12\n\nprocess_id\x18\x08 \x01(\r\x12\x16\n\x0euptime_seconds\x18\t \x01(\x01\x12\x44\n\rconfiguration\x18\n \x03(\x0b\x32-.outrider.v1.ServiceStatus.ConfigurationEntry\x12\x19\n\x11model_fingerprint\x18\x0b \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x0c \x01(\t\x12\x36\n\x06limits\x18\r \x03(\x0b\x32&.outrider.v1.ServiceStatus.LimitsEntry\x12&\n\x05links\x18\x0e \x03(\x0b\x32\x17.outrider.v1.LinkStatus\x12)\n\x03gpu\x18\x0f \x01(\x0b\x32\x17.outrider.v1.GpuFiguresH\x01\x88\x01\x01\x1a\x34\n\x12\x43onfigurationEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0bLimitsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\n\n\x08_failureB\x06\n\x04_gpu*\xd1\x01\n\x0cServiceState\x12\x1d\n\x19SERVICE_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15SERVICE_STATE_LOADING\x10\x01\x12\x1b\n\x17SERVICE_STATE_CAPTURING\x10\x02\x12\x19\n\x15SERVICE_STATE_WARMING\x10\x03\x12\x19\n\x15SERVICE_STATE_SERVING\x10\x04\x12\x18\n\x14SERVICE_STATE_FAILED\x10\x05\x12\x1a\n\x16SERVICE_STATE_DRAINING\x10\x06*\xa2\x01\n\nStageState\x12\x1b\n\x17STAGE_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13STAGE_STATE_PENDING\x10\x01\x12\x17\n\x13STAGE_STATE_RUNNING\x10\x02\x12\x14\n\x10STAGE_STATE_DONE\x10\x03\x12\x17\n\x13STAGE_STATE_SKIPPED\x10\x04\x12\x16\n\x12STAGE_STATE_FAILED\x10\x05*\xd4\x01\n\tLinkState\x12\x1a\n\x16LINK_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15LINK_STATE_CONNECTING\x10\x01\x12\x1a\n\x16LINK_STATE_HANDSHAKING\x10\x02\x12\x1d\n\x19LINK_STATE_CLOSED_CIRCUIT\x10\x03\x12\x1b\n\x17LINK_STATE_OPEN_CIRCUIT\x10\x04\x12 \n\x1cLINK_STATE_HALF_OPEN_CIRCUIT\x10\x05\x12\x16\n\x12LINK_STATE_REFUSED\x10\x06\x32\xa5\x01\n\rStatusService\x12\x46\n\tGetStatus\x12\x1d.outrider.v1.GetStatusRequest\x1a\x1a.outrider.v1.ServiceStatus\x12L\n\x0bWatchStatus\x12\x1f.outrider.v1.WatchStatusRequest\x1a\x1a.outrider.v1.ServiceStatus0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,12 +35,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SERVICESTATUS_CONFIGURATIONENTRY']._serialized_options = b'8\001'
   _globals['_SERVICESTATUS_LIMITSENTRY']._loaded_options = None
   _globals['_SERVICESTATUS_LIMITSENTRY']._serialized_options = b'8\001'
-  _globals['_SERVICESTATE']._serialized_start=1082
-  _globals['_SERVICESTATE']._serialized_end=1291
-  _globals['_STAGESTATE']._serialized_start=1294
-  _globals['_STAGESTATE']._serialized_end=1456
-  _globals['_LINKSTATE']._serialized_start=1459
-  _globals['_LINKSTATE']._serialized_end=1671
+  _globals['_SERVICESTATE']._serialized_start=1325
+  _globals['_SERVICESTATE']._serialized_end=1534
+  _globals['_STAGESTATE']._serialized_start=1537
+  _globals['_STAGESTATE']._serialized_end=1699
+  _globals['_LINKSTATE']._serialized_start=1702
+  _globals['_LINKSTATE']._serialized_end=1914
   _globals['_GETSTATUSREQUEST']._serialized_start=41
   _globals['_GETSTATUSREQUEST']._serialized_end=59
   _globals['_WATCHSTATUSREQUEST']._serialized_start=61
@@ -51,12 +51,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FAILURE']._serialized_end=219
   _globals['_LINKSTATUS']._serialized_start=222
   _globals['_LINKSTATUS']._serialized_end=501
-  _globals['_SERVICESTATUS']._serialized_start=504
-  _globals['_SERVICESTATUS']._serialized_end=1079
-  _globals['_SERVICESTATUS_CONFIGURATIONENTRY']._serialized_start=968
-  _globals['_SERVICESTATUS_CONFIGURATIONENTRY']._serialized_end=1020
-  _globals['_SERVICESTATUS_LIMITSENTRY']._serialized_start=1022
-  _globals['_SERVICESTATUS_LIMITSENTRY']._serialized_end=1067
-  _globals['_STATUSSERVICE']._serialized_start=1674
-  _globals['_STATUSSERVICE']._serialized_end=1839
+  _globals['_GPUFIGURES']._serialized_start=504
+  _globals['_GPUFIGURES']._serialized_end=693
+  _globals['_SERVICESTATUS']._serialized_start=696
+  _globals['_SERVICESTATUS']._serialized_end=1322
+  _globals['_SERVICESTATUS_CONFIGURATIONENTRY']._serialized_start=1203
+  _globals['_SERVICESTATUS_CONFIGURATIONENTRY']._serialized_end=1255
+  _globals['_SERVICESTATUS_LIMITSENTRY']._serialized_start=1257
+  _globals['_SERVICESTATUS_LIMITSENTRY']._serialized_end=1302
+  _globals['_STATUSSERVICE']._serialized_start=1917
+  _globals['_STATUSSERVICE']._serialized_end=2082
 # @@protoc_insertion_point(module_scope)

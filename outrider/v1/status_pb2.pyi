@@ -110,8 +110,24 @@ class LinkStatus(_message.Message):
     feature_layer_ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, address: _Optional[str] = ..., state: _Optional[_Union[LinkState, str]] = ..., reason: _Optional[str] = ..., draft_boot_id: _Optional[int] = ..., stream_epoch: _Optional[int] = ..., drafter: _Optional[str] = ..., round_trip_p50_seconds: _Optional[float] = ..., round_trip_p95_seconds: _Optional[float] = ..., feature_transport: _Optional[str] = ..., alert: _Optional[str] = ..., feature_layer_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class GpuFigures(_message.Message):
+    __slots__ = ("name", "driver_version", "memory_used_bytes", "memory_total_bytes", "utilization", "power_watts")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DRIVER_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    UTILIZATION_FIELD_NUMBER: _ClassVar[int]
+    POWER_WATTS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    driver_version: str
+    memory_used_bytes: int
+    memory_total_bytes: int
+    utilization: float
+    power_watts: float
+    def __init__(self, name: _Optional[str] = ..., driver_version: _Optional[str] = ..., memory_used_bytes: _Optional[int] = ..., memory_total_bytes: _Optional[int] = ..., utilization: _Optional[float] = ..., power_watts: _Optional[float] = ...) -> None: ...
+
 class ServiceStatus(_message.Message):
-    __slots__ = ("service", "state", "stages", "failure", "version", "source_file", "boot_id", "process_id", "uptime_seconds", "configuration", "model_fingerprint", "device", "limits", "links")
+    __slots__ = ("service", "state", "stages", "failure", "version", "source_file", "boot_id", "process_id", "uptime_seconds", "configuration", "model_fingerprint", "device", "limits", "links", "gpu")
     class ConfigurationEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +156,7 @@ class ServiceStatus(_message.Message):
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
+    GPU_FIELD_NUMBER: _ClassVar[int]
     service: str
     state: ServiceState
     stages: _containers.RepeatedCompositeFieldContainer[Stage]
@@ -154,4 +171,5 @@ class ServiceStatus(_message.Message):
     device: str
     limits: _containers.ScalarMap[str, str]
     links: _containers.RepeatedCompositeFieldContainer[LinkStatus]
-    def __init__(self, service: _Optional[str] = ..., state: _Optional[_Union[ServiceState, str]] = ..., stages: _Optional[_Iterable[_Union[Stage, _Mapping]]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., version: _Optional[str] = ..., source_file: _Optional[str] = ..., boot_id: _Optional[int] = ..., process_id: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., configuration: _Optional[_Mapping[str, str]] = ..., model_fingerprint: _Optional[str] = ..., device: _Optional[str] = ..., limits: _Optional[_Mapping[str, str]] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ...) -> None: ...
+    gpu: GpuFigures
+    def __init__(self, service: _Optional[str] = ..., state: _Optional[_Union[ServiceState, str]] = ..., stages: _Optional[_Iterable[_Union[Stage, _Mapping]]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., version: _Optional[str] = ..., source_file: _Optional[str] = ..., boot_id: _Optional[int] = ..., process_id: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., configuration: _Optional[_Mapping[str, str]] = ..., model_fingerprint: _Optional[str] = ..., device: _Optional[str] = ..., limits: _Optional[_Mapping[str, str]] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., gpu: _Optional[_Union[GpuFigures, _Mapping]] = ...) -> None: ...

@@ -23,6 +23,7 @@ def details(service: str, **changes: Any) -> dict[str, Any]:
         "process_id": 4321,
         "uptime_seconds": 12.4,
         "device": "cpu",
+        "gpu": None,
         "links": [],
         **changes,
     }
@@ -81,6 +82,22 @@ def test_a_ready_server_is_told_with_services_stages_and_links(
     assert ["target", "first_decode", "pending"] in lines
     link = ["127.0.0.1:50052", "CLOSED_CIRCUIT", "ngram", "0.50", "ms", "2.00", "ms", "none"]
     assert link in lines
+
+
+def test_a_service_on_a_gpu_is_told_with_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    gpu = {
+        "name": "NVIDIA H200",
+        "driver_version": "580.159",
+        "memory_used_bytes": 21 * 2**29,
+        "memory_total_bytes": 140 * 2**30,
+        "utilization": 0.43,
+        "power_watts": None,
+    }
+    body = page(view("gateway"), view("target"), ready=True)
+    body["details"]["target"] = details("target", device="cuda:0", gpu=gpu)
+    _, output = status_of(body, capsys)
+    line = next(line for line in output.splitlines() if line.startswith("target"))
+    assert "cuda:0, NVIDIA H200, 10.5 of 140 GiB in use, 43% busy  " in line
 
 
 def test_a_failed_service_is_told_with_its_reason_and_a_non_zero_exit(

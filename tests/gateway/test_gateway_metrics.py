@@ -3,8 +3,9 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from outrider.v1 import target_pb2
+from outrider.v1 import status_pb2, target_pb2
 
+TARGET = (("service", "target"),)
 CONTRACT = {
     "outrider_drafts_total": (),
     "outrider_draft_tokens_total": (),
@@ -116,6 +117,32 @@ def test_each_service_is_in_exactly_one_state(counted):
             and value == 1
         ]
         assert states == ["SERVING"]
+
+
+def test_a_gpus_figures_are_there_with_the_service_on_it_and_only_while_it_answers(cluster):
+    def on_gpu(message):
+        message.gpu.CopyFrom(
+            status_pb2.GpuFigures(
+                name="NVIDIA H200", memory_used_bytes=5, memory_total_bytes=9, utilization=0.25
+            )
+        )
+
+    cluster.start_gateway()
+    cluster.wait_ready()
+    assert not any(name.startswith("outrider_gpu") for name, _ in samples(cluster))
+    cluster.do(lambda: cluster.target_status.set(on_gpu))
+    cluster.until(lambda: ("outrider_gpu_utilization_ratio", TARGET) in samples(cluster))
+    found = samples(cluster)
+    assert found["outrider_gpu_utilization_ratio", TARGET] == 0.25
+    memory = "outrider_gpu_memory_bytes"
+    assert found[memory, (*TARGET, ("state", "used"))] == 5
+    assert found[memory, (*TARGET, ("state", "total"))] == 9
+    # Not said, so not shown.
+    assert ("outrider_gpu_power_watts", TARGET) not in found
+    gpu = cluster.client.get("/status").json()["details"]["target"]["gpu"]
+    assert gpu["name"] == "NVIDIA H200" and gpu["power_watts"] is None
+    cluster.call(cluster.target.stop())
+    cluster.until(lambda: not any("gpu" in name for name, _ in samples(cluster)))
 
 
 def test_without_a_target_every_name_is_still_there(cluster):

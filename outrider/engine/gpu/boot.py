@@ -1,5 +1,7 @@
 """Builds an engine on a GPU: the stages of `outrider.engine.boot`, graphs among them."""
 
+from dataclasses import replace
+
 import torch
 
 from outrider.engine.boot import (
@@ -18,8 +20,9 @@ from outrider.engine.gpu.first_decode import decode_once, measure_steps
 from outrider.engine.gpu.flashinfer_attention import FlashInferAttention
 from outrider.engine.gpu.graphs import capture_graphs
 from outrider.engine.gpu.kv_cache import GpuKvCache, allocate_gpu_kv_cache
-from outrider.engine.gpu.memory import named_out_of_memory
-from outrider.engine.gpu.steps import GpuSteps, StepBounds, StepMemory
+from outrider.engine.gpu.memory import MIB, cache_bytes, find_room, named_out_of_memory
+from outrider.engine.gpu.step_bounds import StepBounds
+from outrider.engine.gpu.steps import GpuSteps, StepMemory
 from outrider.engine.kv_cache import BlockPool
 from outrider.engine.model_config import ModelConfig
 from outrider.engine.placement import DevicePlacement
@@ -57,10 +60,27 @@ def boot_weights(
     """The stages behind the weights, which are on the device."""
     dtype = weights.embedding.weight.dtype
     report.enter(Stage.KV_CACHE)
+    bounds = StepBounds(
+        block_size=config.block_size,
+        max_sequence_length=config.max_sequence_length or model_config.max_position_embeddings,
+        max_step_rows=config.max_step_rows,
+        max_sequences=config.max_sequences,
+        max_draft_length=config.max_draft_length,
+    )
     with named_out_of_memory(Stage.KV_CACHE, device):
+        size, why = config.kv_cache_bytes, "as configured"
+        if size is None:
+            room = find_room(
+                model_config,
+                bounds,
+                num_feature_layers=len(feature_layers),
+                dtype=dtype,
+                device=device,
+            )
+            size, why = cache_bytes(room, model_config, bounds, dtype), room.words()
         cache = allocate_gpu_kv_cache(
             model_config,
-            kv_cache_bytes=config.kv_cache_bytes,
+            kv_cache_bytes=size,
             block_size=config.block_size,
             dtype=dtype,
             device=device,
@@ -68,24 +88,18 @@ def boot_weights(
     max_sequence_length = resolve_sequence_length(
         config, model_config, num_blocks=cache.num_blocks, block_size=cache.block_size
     )
+    bounds = replace(bounds, max_sequence_length=max_sequence_length)
     report.note(
-        f"{cache.num_blocks} blocks of {cache.block_size} tokens, "
+        f"{size // MIB} MiB, {why}: {cache.num_blocks} blocks of {cache.block_size} tokens, "
         f"sequences of up to {max_sequence_length}"
     )
 
     report.enter(Stage.ATTENTION)
     with named_out_of_memory(Stage.ATTENTION, device):
-        bounds = StepBounds(
-            block_size=cache.block_size,
-            max_sequence_length=max_sequence_length,
-            max_step_rows=config.max_step_rows,
-            max_sequences=config.max_sequences,
-            max_draft_length=config.max_draft_length,
-        )
         decoder = build_gpu_decoder(
             model_config, weights, cache, max_sequence_length, feature_layers, bounds.most_rows
         )
-        memory = StepMemory(bounds, device)
+        memory = StepMemory(bounds, vocab_size=model_config.vocab_size, dtype=dtype, device=device)
         ragged_attention = FlashInferAttention(model_config, cache, memory.attention)
     report.note("FlashInfer, planned once a step")
 
@@ -118,6 +132,7 @@ def boot_weights(
             step_seconds=step_seconds,
         ),
         steps=steps,
+        ahead=steps,
         rounding_depends_on_rows=True,
         feature_layers=feature_layers,
         block_pool=block_pool,

@@ -52,9 +52,9 @@ class GpuDecoder:
         self._norm(delta, stream, weights.final_norm, normed)
         return normed
 
-    def logits(self, normed: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden_size], as `hidden_states` gives them -> [rows, vocab_size]"""
-        return F.linear(normed, self.weights.head.weight)
+    def logits(self, normed: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """[rows, hidden_size], as `hidden_states` gives them -> `out` [rows, vocab_size]"""
+        return torch.mm(normed, self.weights.head.weight.T, out=out)
 
     def _norm(
         self, delta: torch.Tensor | None, stream: torch.Tensor, norm: RmsNorm, out: torch.Tensor

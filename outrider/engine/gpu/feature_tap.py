@@ -4,6 +4,9 @@ The captured streams are those of the engine's feature layers, whichever of them
 reads: graphs were captured before it was known.
 """
 
+from dataclasses import dataclass
+from itertools import cycle
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -12,6 +15,22 @@ from outrider.engine.errors import CheckpointError
 from outrider.engine.feature_projection import FeatureProjection
 from outrider.engine.feature_store import FeatureStore
 from outrider.engine.gpu.decoder import Capture
+
+# A step that runs, and one that was launched behind it.
+MOST_RUNNING = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningFeatures:
+    """A step's features on their way to the host."""
+
+    rows: torch.Tensor  # pinned [rows, width]
+    store: FeatureStore
+
+    def keep(self, rows: npt.NDArray[np.int64], slots: npt.NDArray[np.int64]) -> None:
+        """Stores the features of these rows, which have come, at their slots."""
+        features = self.rows.view(torch.int16).numpy().view(np.uint16)
+        self.store.write(slots, features[rows])
 
 
 class GpuFeatureTap:
@@ -42,18 +61,20 @@ class GpuFeatureTap:
             )
         ]
         self._takes_all = projection.layer_ids == capture.layer_ids
-        self._pinned = torch.empty(
-            len(capture.rows), projection.width, dtype=projection.row_dtype, pin_memory=True
+        self._host_rows = cycle(
+            [
+                torch.empty(
+                    len(capture.rows), projection.width, dtype=projection.row_dtype, pin_memory=True
+                )
+                for _ in range(MOST_RUNNING)
+            ]
         )
 
-    def launch(self, num_rows: int) -> None:
+    def launch(self, num_rows: int) -> RunningFeatures:
         """Projects the first rows of what was captured, and starts their way to the host."""
         captured = self._captured[:num_rows]
         if not self._takes_all:
             captured = torch.cat([captured[:, part] for part in self._parts], dim=1)
-        self._pinned[:num_rows].copy_(self.projection.project(captured), non_blocking=True)
-
-    def keep(self, rows: npt.NDArray[np.int64], slots: npt.NDArray[np.int64]) -> None:
-        """Stores the features of these rows, which have come, at their slots."""
-        features = self._pinned.view(torch.int16).numpy().view(np.uint16)
-        self.store.write(slots, features[rows])
+        rows = next(self._host_rows)[:num_rows]
+        rows.copy_(self.projection.project(captured), non_blocking=True)
+        return RunningFeatures(rows=rows, store=self.store)

@@ -10,10 +10,9 @@ import flashinfer
 import torch
 
 from outrider.engine.gpu.kv_cache import GpuKvCache
+from outrider.engine.gpu.memory import ATTENTION_FLOAT_BYTES
 from outrider.engine.model_config import ModelConfig
 
-# Holds partial results of long contexts that several thread blocks share.
-FLOAT_WORKSPACE_BYTES = 2**30
 # One kernel family for all rows, which packs the query heads of a key head into one tile.
 BACKEND = "fa2"
 
@@ -22,7 +21,7 @@ class AttentionWorkspace:
     """Memory that all plans of one engine share, since one step runs at a time."""
 
     def __init__(self, device: torch.device) -> None:
-        self.floats = torch.empty(FLOAT_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        self.floats = torch.empty(ATTENTION_FLOAT_BYTES, dtype=torch.uint8, device=device)
         self._integers: torch.Tensor | None = None
         self._pinned: torch.Tensor | None = None
 

@@ -8,9 +8,9 @@ import torch
 
 from outrider.engine.gpu.decoder import GpuDecoder
 from outrider.engine.gpu.flashinfer_attention import FlashInferAttention
+from outrider.engine.gpu.step_bounds import StepBounds
 from outrider.engine.gpu.step_inputs import HostInputs, StepInputs, fill, rectangle_shape
 from outrider.engine.gpu.steps import (
-    StepBounds,
     StepGraph,
     StepMemory,
     host_pages,

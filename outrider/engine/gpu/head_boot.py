@@ -6,7 +6,13 @@ from pathlib import Path
 
 import torch
 
-from outrider.engine.boot import BootReport, Stage, read_model, resolve_sequence_length
+from outrider.engine.boot import (
+    USUAL_KV_CACHE_BYTES,
+    BootReport,
+    Stage,
+    read_model,
+    resolve_sequence_length,
+)
 from outrider.engine.config import EngineConfig, validate
 from outrider.engine.eagle3.head_config import read_head_config
 from outrider.engine.eagle3.head_weights import TargetCheckpoint, load_head
@@ -73,7 +79,7 @@ def boot_gpu_head(config: EngineConfig, head_directory: Path, report: BootReport
     with named_out_of_memory(Stage.KV_CACHE, device):
         cache = allocate_gpu_kv_cache(
             layer,
-            kv_cache_bytes=config.kv_cache_bytes,
+            kv_cache_bytes=config.kv_cache_bytes or USUAL_KV_CACHE_BYTES,
             block_size=config.block_size,
             dtype=dtype,
             device=device,

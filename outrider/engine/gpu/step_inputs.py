@@ -45,6 +45,7 @@ class StepShape:
             "draft_token_ids": self.num_logits,
             "draft_lengths": self.num_sequences,
             "token_ids": self.num_rows,
+            "token_sources": self.num_rows,
             "positions": self.num_rows,
             "slots": self.num_rows,
             "query_starts": self.num_sequences + 1,
@@ -73,6 +74,7 @@ class StepInputs:
         self.draft_token_ids = parts["draft_token_ids"]
         self.draft_lengths = parts["draft_lengths"]
         self.token_ids = parts["token_ids"]
+        self.token_sources = parts["token_sources"]  # of a step that is launched ahead only
         self.positions = parts["positions"]
         self.slots = parts["slots"]
         self.query_starts = parts["query_starts"]
@@ -97,6 +99,7 @@ class HostInputs:
         self.draft_token_ids = parts["draft_token_ids"].reshape(drawn)
         self.draft_lengths = parts["draft_lengths"]
         self.token_ids = parts["token_ids"]
+        self.token_sources = parts["token_sources"]  # of a step that is launched ahead only
         self.positions = parts["positions"]
         self.slots = parts["slots"]
         self.query_starts = parts["query_starts"]

@@ -1,11 +1,14 @@
 """Steps on a GPU: a captured graph where the step has its shape, single launches otherwise.
 
 The host writes one buffer, plans the attention, copies the buffer and launches; what comes back is
-a few numbers a sequence. Nothing in between waits for the device.
+a few numbers a sequence. Nothing in between waits for the device, so that a plain step can be
+launched while the one before it runs: its tokens are then taken from that one's results, on the
+device.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import cycle
 
 import numpy as np
 import numpy.typing as npt
@@ -16,16 +19,17 @@ from outrider.engine.errors import StepError
 from outrider.engine.feature_projection import load_projection
 from outrider.engine.feature_store import FeatureStore
 from outrider.engine.feature_tap import Tap
-from outrider.engine.gpu.buckets import sequence_buckets
 from outrider.engine.gpu.decoder import GpuDecoder
-from outrider.engine.gpu.feature_tap import GpuFeatureTap
+from outrider.engine.gpu.feature_tap import MOST_RUNNING, GpuFeatureTap, RunningFeatures
 from outrider.engine.gpu.flashinfer_attention import (
     AttentionWorkspace,
     DevicePages,
     FlashInferAttention,
     HostPages,
 )
+from outrider.engine.gpu.pinned import placed
 from outrider.engine.gpu.sampling_kernel import NO_TOKEN, accept, sample_rows, sampling_workspace
+from outrider.engine.gpu.step_bounds import StepBounds
 from outrider.engine.gpu.step_inputs import (
     Filled,
     HostInputs,
@@ -37,51 +41,27 @@ from outrider.engine.gpu.step_inputs import (
 from outrider.engine.gpu.truncation import truncate_
 from outrider.engine.placement import DevicePlacement
 from outrider.engine.sampling import LogitsError
-from outrider.engine.verify_step import SequenceStep
+from outrider.engine.step import SequenceRows
+from outrider.engine.verify_step import NextRow, RunningStep, SequenceStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepBounds:
-    """What steps are made for."""
+class StepResults:
+    """Where one step's results come to the host."""
 
-    block_size: int
-    max_sequence_length: int
-    max_step_rows: int
-    max_sequences: int
-    max_draft_length: int
-
-    @property
-    def max_pages_each(self) -> int:
-        """Blocks of the longest sequence, with the rows that fill a rectangle up."""
-        return -(-(self.max_sequence_length + 1 + self.max_draft_length) // self.block_size)
-
-    @property
-    def buckets(self) -> list[tuple[int, int]]:
-        """(sequences, rows of each) of every graph, largest first: all that a step within
-        max_step_rows may round up to.
-        """
-        counts = sequence_buckets(self.max_sequences)
-        fewest = [1, *(count + 1 for count in counts[:-1])]
-        return sorted(
-            (
-                (count, rows)
-                for count, least in zip(counts, fewest, strict=True)
-                for rows in range(1, self.max_draft_length + 2)
-                if least * rows <= self.max_step_rows
-            ),
-            key=lambda bucket: -bucket[0] * bucket[1],
-        )
-
-    @property
-    def most_rows(self) -> int:
-        """Of a step, padding included."""
-        return max(self.max_step_rows, *(count * rows for count, rows in self.buckets))
+    numbers: torch.Tensor  # int32, pinned
+    done: torch.cuda.Event  # they have come
 
 
 class StepMemory:
-    """What all steps share, since one runs at a time: inputs, results, workspaces."""
+    """What all steps share, since the device works on one at a time: inputs, results, workspaces.
+    Only the host may lag behind, and its copies of the results take turns.
+    """
 
-    def __init__(self, bounds: StepBounds, device: torch.device) -> None:
+    def __init__(
+        self, bounds: StepBounds, *, vocab_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """`dtype`: of the logits."""
         largest = StepShape(
             num_sequences=bounds.max_sequences,
             num_rows=bounds.most_rows,
@@ -89,15 +69,27 @@ class StepMemory:
             num_pages=bounds.max_sequences * bounds.max_pages_each,
             is_rectangle=False,
         )
-        size = largest.size
+        # The first decode's: one sequence that looks at more logits than requests do.
+        deepest = replace(largest, num_sequences=1, num_drawn=bounds.most_logits)
+        size = max(largest.size, deepest.size)
         size += size % 2
         self.device = device
         self.inputs = torch.zeros(size, dtype=torch.int32, device=device)
         self.pinned_inputs = torch.zeros(size, dtype=torch.int32, pin_memory=True)
-        num_results = largest.num_logits + bounds.max_sequences
+        num_results = bounds.most_logits + bounds.max_sequences
         self.results = torch.zeros(num_results, dtype=torch.int32, device=device)
-        self.pinned_results = torch.zeros(num_results, dtype=torch.int32, pin_memory=True)
-        self.sampling = sampling_workspace(largest.num_logits, device)
+        self.host_results = [
+            StepResults(
+                numbers=torch.zeros(num_results, dtype=torch.int32, pin_memory=True),
+                done=torch.cuda.Event(),  # type: ignore[no-untyped-call]
+            )
+            for _ in range(MOST_RUNNING)
+        ]
+        # What the host wrote for the last step is on the device, and may be written over.
+        self.inputs_taken = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        # One for all graphs, each of which would keep its own otherwise.
+        self.logits = torch.empty(bounds.most_logits, vocab_size, dtype=dtype, device=device)
+        self.sampling = sampling_workspace(bounds.most_logits, device)
         self.attention = AttentionWorkspace(device)
 
 
@@ -110,7 +102,7 @@ def run_step(
     normed = decoder.hidden_states(inputs, attention)
     if not inputs.shape.is_rectangle:
         normed = normed.index_select(0, inputs.logit_rows)
-    logits = decoder.logits(normed)
+    logits = decoder.logits(normed, memory.logits[: inputs.shape.num_logits])
     draw(memory, inputs, logits)
     return logits
 
@@ -155,7 +147,7 @@ class StepGraph:
 
 
 class GpuSteps:
-    """A StepEngine on one GPU. Owned by one thread at a time."""
+    """A StepEngine and AheadEngine on one GPU. Owned by one thread at a time."""
 
     runs_beside_host = True
 
@@ -176,9 +168,37 @@ class GpuSteps:
         self._ragged_attention = ragged_attention
         self._counts = sorted({count for count, _ in graphs})
         self._device = memory.device
-        self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._host_results = cycle(memory.host_results)
 
     def launch(self, sequences: Sequence[SequenceStep], tap: Tap | None) -> "GpuStep":
+        return self._launch(sequences, tap, None)
+
+    def launch_next(
+        self, rows: Sequence[NextRow], tap: Tap | None, *, after: RunningStep
+    ) -> "GpuStep":
+        assert isinstance(after, GpuStep)
+        sequences = [
+            SequenceStep(
+                # The token is put in on the device.
+                rows=SequenceRows(
+                    token_ids=(0,), start=row.start, block_table=row.block_table, num_logits=1
+                ),
+                draft_length=0,
+                sampling=row.sampling,
+                base_length=row.base_length,
+            )
+            for row in rows
+        ]
+        sources = [row.index * after.shape.num_drawn for row in rows]
+        return self._launch(sequences, tap, np.array(sources, dtype=np.int32))
+
+    def _launch(
+        self,
+        sequences: Sequence[SequenceStep],
+        tap: Tap | None,
+        sources: npt.NDArray[np.int32] | None,
+    ) -> "GpuStep":
+        """`sources`: places in the last step's results of the first rows' tokens."""
         self._check(sequences)
         assert tap is None or isinstance(tap, GpuFeatureTap)
         torch.cuda.set_device(self._device)
@@ -188,29 +208,28 @@ class GpuSteps:
                 shape = ragged_shape(sequences, self.bounds.max_pages_each)
                 inputs = StepInputs(shape, self.memory.inputs)
                 host = HostInputs(shape, self.memory.pinned_inputs)
-                filled = self._prepare(host, inputs, self._ragged_attention, sequences)
+                filled = self._prepare(host, inputs, self._ragged_attention, sequences, sources)
                 logits = run_step(self.decoder, self.memory, inputs, self._ragged_attention)
             else:
                 inputs, logits = graph.inputs, graph.logits
-                filled = self._prepare(graph.host, inputs, graph.attention, sequences)
+                filled = self._prepare(graph.host, inputs, graph.attention, sequences, sources)
                 graph.graph.replay()
             if any(one.sampling is not None and one.sampling.is_truncated for one in sequences):
                 self._truncate(inputs, logits, sequences)
                 draw(self.memory, inputs, logits)
             shape = inputs.shape
             count = shape.num_logits + shape.num_sequences
-            self.memory.pinned_results[:count].copy_(self.memory.results[:count], non_blocking=True)
-            if tap is not None:
-                tap.launch(shape.num_rows)
-        self._done.record()
+            results = next(self._host_results)
+            results.numbers[:count].copy_(self.memory.results[:count], non_blocking=True)
+            features = None if tap is None else tap.launch(shape.num_rows)
+        results.done.record()
         return GpuStep(
             sequences=sequences,
             shape=shape,
             filled=filled,
-            results=self.memory.pinned_results,
+            results=results,
             logits=logits,
-            tap=tap,
-            done=self._done,
+            features=features,
         )
 
     def make_tap(self, data: bytes) -> GpuFeatureTap:
@@ -254,17 +273,26 @@ class GpuSteps:
         inputs: StepInputs,
         attention: FlashInferAttention,
         sequences: Sequence[SequenceStep],
+        sources: npt.NDArray[np.int32] | None,
     ) -> Filled:
         memory, bounds = self.memory, self.bounds
+        memory.inputs_taken.synchronize()
         filled = fill(
             host,
             sequences,
             block_size=bounds.block_size,
             max_position=bounds.max_sequence_length - 1,
         )
+        if sources is not None:
+            host.token_sources[: len(sources)] = sources
         attention.plan(host_pages(filled), pages_of(inputs), num_rows=inputs.shape.num_rows)
         count = host.size_with(filled.num_pages)
         memory.inputs[:count].copy_(memory.pinned_inputs[:count], non_blocking=True)
+        memory.inputs_taken.record()
+        if sources is not None:
+            drawn = memory.results.index_select(0, inputs.token_sources[: len(sources)])
+            # Where nothing could be drawn, that step's verdict says so; any row will do here.
+            torch.clamp(drawn, min=0, out=inputs.token_ids[: len(sources)])
         return filled
 
     def _truncate(
@@ -281,7 +309,7 @@ class GpuSteps:
                 min_p[index] = sampling.min_p
 
         def of_rows(values: npt.NDArray[np.generic]) -> torch.Tensor:
-            return torch.from_numpy(values.repeat(shape.num_drawn)).to(self._device)
+            return placed(torch.from_numpy(values.repeat(shape.num_drawn)), self._device)
 
         truncate_(logits, inputs.temperatures, of_rows(top_k), of_rows(top_p), of_rows(min_p))
 
@@ -292,6 +320,12 @@ class GpuSteps:
         if len(sequences) > bounds.max_sequences:
             raise StepError(
                 f"a step of {len(sequences)} sequences: must be at most {bounds.max_sequences}"
+            )
+        num_drawn = max(sequence.rows.num_logits for sequence in sequences)
+        if len(sequences) * num_drawn > bounds.most_logits:
+            raise StepError(
+                f"a step of {len(sequences)} sequences with up to {num_drawn} rows of logits: must "
+                f"be at most {bounds.most_logits} rows in all"
             )
         num_rows = 0
         for sequence in sequences:
@@ -322,18 +356,17 @@ class GpuStep:
     sequences: Sequence[SequenceStep]
     shape: StepShape
     filled: Filled
-    results: torch.Tensor  # pinned
+    results: StepResults
     logits: torch.Tensor  # on the device, until the next step
-    tap: GpuFeatureTap | None
-    done: torch.cuda.Event
+    features: RunningFeatures | None
 
     def verdicts(self) -> list[Verdict]:
-        self.done.synchronize()
-        shape, results = self.shape, self.results.numpy()
-        drawn = results[: shape.num_logits].reshape(shape.num_sequences, shape.num_drawn)
-        accepted = results[shape.num_logits : shape.num_logits + shape.num_sequences]
-        if self.tap is not None:
-            self.tap.keep(self.filled.own_rows, self.filled.own_slots)
+        self.results.done.synchronize()
+        shape, numbers = self.shape, self.results.numbers.numpy()
+        drawn = numbers[: shape.num_logits].reshape(shape.num_sequences, shape.num_drawn)
+        accepted = numbers[shape.num_logits : shape.num_logits + shape.num_sequences]
+        if self.features is not None:
+            self.features.keep(self.filled.own_rows, self.filled.own_slots)
         verdicts = []
         for index, sequence in enumerate(self.sequences):
             if sequence.sampling is None:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,34 +15,12 @@ from outrider.engine.devices import boot_engine
 from outrider.engine.errors import ConfigError
 from outrider.engine.sampling import Sampling, sample, sample_among
 from outrider.engine.step import SequenceRows
-from outrider.engine.verify_step import SequenceStep
 from tests.engine.engine_support import RecordingReport, default_model_path
+from tests.engine.gpu.gpu_streams import Stream, prompt_of
 
 pytestmark = pytest.mark.gpu
 
 SHIPPED_HEAD = Path(__file__).parents[3] / "models" / "smollm2-135m-instruct-eagle3"
-GREEDY = Sampling(temperature=0.0)
-
-
-@pytest.fixture(scope="module")
-def device() -> torch.device:
-    pytest.importorskip("triton")
-    pytest.importorskip("flashinfer")
-    if not torch.cuda.is_available():
-        pytest.skip("needs an NVIDIA GPU")
-    return torch.device("cuda", 0)
-
-
-@pytest.fixture(scope="module")
-def engine(device: torch.device) -> Engine:
-    config = EngineConfig(
-        model_path=default_model_path(),
-        device="cuda",
-        kv_cache_bytes=2**30,
-        max_sequences=8,
-        max_draft_length=3,
-    )
-    return boot_engine(config, RecordingReport())
 
 
 def test_attention_of_a_drafts_rows_is_softmax_over_their_keys(device: torch.device) -> None:
@@ -73,39 +50,6 @@ def test_attention_of_a_drafts_rows_is_softmax_over_their_keys(device: torch.dev
         weights = torch.softmax(torch.einsum("hd,lhd->hl", query, k) * dim**-0.5, -1)
         wanted = torch.einsum("hl,lhd->hd", weights, v).flatten()
         torch.testing.assert_close(out[row].float(), wanted, rtol=2e-2, atol=2e-2)
-
-
-class Stream:
-    """One sequence being decoded by hand."""
-
-    def __init__(self, engine: Engine, prompt: list[int], room: int) -> None:
-        self.engine = engine
-        self.table = engine.block_pool.allocate(-(-(len(prompt) + room) // 32))
-        self.token_ids = list(prompt)
-        rows = SequenceRows(token_ids=prompt, start=0, block_table=self.table, num_logits=1)
-        step = SequenceStep(rows=rows, draft_length=0, sampling=GREEDY, base_length=len(prompt))
-        (verdict,) = engine.steps.launch([step], None).verdicts()
-        self.token_ids.append(verdict.bonus_token_id)
-
-    def step(self, drafts: list[int], sampling: Sampling = GREEDY) -> SequenceStep:
-        return SequenceStep(
-            rows=SequenceRows(
-                token_ids=(self.token_ids[-1], *drafts),
-                start=len(self.token_ids) - 1,
-                block_table=self.table,
-                num_logits=1 + len(drafts),
-            ),
-            draft_length=len(drafts),
-            sampling=sampling,
-            base_length=len(self.token_ids),
-        )
-
-    def close(self) -> None:
-        self.engine.block_pool.release(self.table)
-
-
-def prompt_of(length: int, seed: int) -> list[int]:
-    return np.random.default_rng(seed).integers(0, 49_152, length).tolist()
 
 
 def test_greedy_tokens_are_the_models_but_for_near_ties(
