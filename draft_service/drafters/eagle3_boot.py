@@ -15,6 +15,7 @@ from outrider.engine.eagle3.head_config import TARGET_RECORD, Eagle3Config, read
 from outrider.engine.eagle3.head_weights import HeadWeights
 from outrider.engine.errors import ConfigError
 from outrider.engine.first_decode import step_milliseconds
+from outrider.engine.gpu.device import find_device
 from outrider.engine.model_config import ModelConfig
 from outrider.serving.errors import ConfigurationError
 from outrider.serving.model_source import resolve_model
@@ -87,6 +88,8 @@ def _boot_on_gpu(
     tokenizer_sha256: str,
     report: BootReport,
 ) -> Eagle3Booted:
+    # Before the imports, whose own words for a missing library name no remedy.
+    find_device(config.device)
     # Imported here: their libraries are there only where there is a GPU.
     from draft_service.drafters.eagle3_graphs import Eagle3GraphDrafter
     from outrider.engine.gpu.head_boot import boot_gpu_head

@@ -1,6 +1,7 @@
 """Boot reports its stages in order, stops where it fails, and refuses bad configuration."""
 
 import importlib.util
+import sys
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from engine_support import RecordingReport, boot_engine, make_model, random_tokens, run_rows, save
 
+from outrider.engine import devices
 from outrider.engine.boot import Engine, EngineConfig, Stage, boot
 from outrider.engine.config import resolve_dtype
 from outrider.engine.errors import CheckpointError, ConfigError, InvarianceError, StepError
@@ -182,6 +184,19 @@ def test_a_gpu_that_cannot_be_used_is_refused_with_what_is_missing(
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Tesla T4")
     with pytest.raises(ConfigError, match=r"Tesla T4 has compute capability 7\.5: must be"):
         find_device("cuda:0")
+
+
+@pytest.mark.parametrize("missing", ["triton", "flashinfer"])
+def test_a_missing_library_is_named_with_its_remedy_where_an_engine_boots_on_a_gpu(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == missing else object()
+    )
+    monkeypatch.setitem(sys.modules, missing, None)
+    config = EngineConfig(model_path=checkpoint, device="cuda")
+    with pytest.raises(ConfigError, match=rf"{missing} is not installed .*outrider\[cuda\]"):
+        devices.boot_engine(config, RecordingReport())
 
 
 def test_bfloat16_on_a_processor_without_it_is_refused_by_name(

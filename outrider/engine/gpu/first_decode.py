@@ -17,6 +17,8 @@ from outrider.engine.verify_step import SequenceStep
 GREEDY = Sampling(temperature=0.0)
 # Of the largest logit: what two batch shapes may differ by in bfloat16.
 LARGEST_DIFFERENCE = 0.05
+# Where the compared sequences begin, one after another: at tokens 0, 1 and 2.
+OFFSETS = 3
 
 
 def decode_once(steps: GpuSteps, block_pool: BlockPool) -> FirstDecode:
@@ -78,23 +80,30 @@ def measure_steps(steps: GpuSteps, block_pool: BlockPool) -> tuple[tuple[int, fl
 
 
 def _compare_graphs(steps: GpuSteps, block_pool: BlockPool) -> int:
-    """Every graph over sequences of a few tokens; how many there are."""
+    """Every graph that a step may run, over sequences of a few tokens; how many there are."""
     bounds = steps.bounds
-    most = max(count for count, _ in steps.graphs)
-    most = min(most, block_pool.num_free)
-    blocks = block_pool.allocate(most)
     vocab_size = steps.decoder.config.vocab_size
+    blocks_each = -(-(bounds.max_draft_length + 1 + OFFSETS) // bounds.block_size)
+    # In a cache of few blocks as many sequences as the largest graphs have cannot run.
+    most = min(bounds.max_sequences, block_pool.num_free // blocks_each)
+    blocks = block_pool.allocate(most * blocks_each)
+    num_compared = 0
     try:
         for (count, rows_each), graph in steps.graphs.items():
+            # With as many rows as steps have; the graph fills up the rest.
+            used = min(count, most, bounds.max_step_rows // rows_each)
+            if used < bounds.fewest_sequences[count]:
+                continue
+            num_compared += 1
             sequences = [
                 _sequence(
                     [(31 * index + 7 * row + 1) % vocab_size for row in range(rows_each)],
-                    [block],
-                    min(index % 3, bounds.block_size - rows_each),
+                    blocks[index * blocks_each : (index + 1) * blocks_each],
+                    min(index % OFFSETS, bounds.max_sequence_length - rows_each),
                     num_logits=rows_each,
                     draft_length=rows_each - 1,
                 )
-                for index, block in enumerate(blocks[:count])
+                for index in range(used)
             ]
             steps.launch(sequences, None).verdicts()
             replayed = graph.logits.clone()
@@ -108,15 +117,15 @@ def _compare_graphs(steps: GpuSteps, block_pool: BlockPool) -> int:
                     f"graph of {count} sequences with {rows_each} rows: its logits differ from "
                     f"those of single launches by up to {largest:.3g}"
                 )
-            used = graph.inputs.shape.num_logits + graph.inputs.shape.num_sequences
-            if not torch.equal(results[:used], steps.memory.results[:used]):
+            size = graph.inputs.shape.num_logits + graph.inputs.shape.num_sequences
+            if not torch.equal(results[:size], steps.memory.results[:size]):
                 raise InvarianceError(
                     f"graph of {count} sequences with {rows_each} rows: it drew other tokens than "
                     "single launches"
                 )
     finally:
         block_pool.release(blocks)
-    return len(steps.graphs)
+    return num_compared
 
 
 def _sequence(

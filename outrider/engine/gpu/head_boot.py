@@ -142,10 +142,14 @@ def boot_gpu_head(config: EngineConfig, head_directory: Path, report: BootReport
 
 def compare_drafts(chains: HeadChains, block_pool: BlockPool) -> str:
     """Drafts with every graph and with single launches; InvarianceError where they differ."""
-    blocks = block_pool.allocate(min(chains.bounds.max_sequences, block_pool.num_free))
+    bounds = chains.bounds
+    blocks_each = -(-(1 + bounds.max_draft_length) // bounds.block_size)
+    most = min(bounds.max_sequences, block_pool.num_free // blocks_each)
+    blocks = block_pool.allocate(most * blocks_each)
+    tables = [blocks[first : first + blocks_each] for first in range(0, len(blocks), blocks_each)]
     try:
         for (count, steps), graph in chains.graphs.items():
-            asked = _asked(chains, blocks[:count], steps)
+            asked = _asked(chains, tables[:count], steps)
             drafts = chains.draft(asked)
             with torch.inference_mode():
                 chains.run_chain(graph.inputs, steps)
@@ -167,25 +171,29 @@ def compare_drafts(chains: HeadChains, block_pool: BlockPool) -> str:
 def measure_drafts(chains: HeadChains, block_pool: BlockPool) -> tuple[tuple[int, float], ...]:
     """Seconds of a whole draft of so many sequences, the least of a few."""
 
+    bounds = chains.bounds
+
     def draft_over(blocks: Sequence[int]) -> Callable[[], object]:
-        asked = _asked(chains, blocks, chains.bounds.max_draft_length)
+        # One block each, and drafts that end in it.
+        tables = [[block] for block in blocks]
+        asked = _asked(chains, tables, min(bounds.max_draft_length, bounds.block_size - 1))
         return lambda: chains.draft(asked)
 
     return measure_rows(draft_over, block_pool, chains.bounds.max_sequences)
 
 
-def _asked(chains: HeadChains, blocks: Sequence[int], draft_length: int) -> list[Chain]:
+def _asked(chains: HeadChains, tables: Sequence[Sequence[int]], draft_length: int) -> list[Chain]:
     """One row each, of random features."""
     config = chains.head.config
     generator = torch.Generator().manual_seed(0)
     dtype = chains.head.cache.dtype
-    features = torch.randn(len(blocks), 1, config.hidden_size, generator=generator).to(dtype)
+    features = torch.randn(len(tables), 1, config.hidden_size, generator=generator).to(dtype)
     return [
         Chain(
             rows=SequenceRows(
                 token_ids=[(7 + 31 * index) % config.layer.vocab_size],
                 start=0,
-                block_table=[block],
+                block_table=table,
                 num_logits=1,
             ),
             features=features[index],
@@ -193,5 +201,5 @@ def _asked(chains: HeadChains, blocks: Sequence[int], draft_length: int) -> list
             first_position=2,
             draft_length=draft_length,
         )
-        for index, block in enumerate(blocks)
+        for index, table in enumerate(tables)
     ]

@@ -26,17 +26,21 @@ class StepBounds:
         """(sequences, rows of each) of every graph, largest first: all that a step within
         max_step_rows may round up to.
         """
-        counts = sequence_buckets(self.max_sequences)
-        fewest = [1, *(count + 1 for count in counts[:-1])]
         return sorted(
             (
                 (count, rows)
-                for count, least in zip(counts, fewest, strict=True)
+                for count, least in self.fewest_sequences.items()
                 for rows in range(1, self.max_draft_length + 2)
                 if least * rows <= self.max_step_rows
             ),
             key=lambda bucket: -bucket[0] * bucket[1],
         )
+
+    @property
+    def fewest_sequences(self) -> dict[int, int]:
+        """By a graph's number of sequences: the smallest number of them that is its to run."""
+        counts = sequence_buckets(self.max_sequences)
+        return dict(zip(counts, (1, *(count + 1 for count in counts[:-1])), strict=True))
 
     @property
     def most_rows(self) -> int:

@@ -40,6 +40,6 @@ def engine(device: torch.device) -> Engine:
         device="cuda",
         kv_cache_bytes=2**30,
         max_sequences=8,
-        max_draft_length=3,
+        max_draft_length=5,
     )
     return boot_engine(config, RecordingReport())
