@@ -4,6 +4,7 @@ import asyncio
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -11,6 +12,10 @@ from typing import Annotated, NoReturn
 import typer
 
 from outrider import __version__
+from outrider.bench.measure import BenchError, Plan
+from outrider.bench.plot import PlotError
+from outrider.bench.prompts import PromptError, read_prompts
+from outrider.cli.bench import Output, Servers, parse_flags, parse_loads, parse_modes, run_bench
 from outrider.cli.chat import ChatOptions, converse
 from outrider.cli.cluster import Cluster, ClusterOptions, installed_services, plan_cluster
 from outrider.cli.completion import ServerError
@@ -187,10 +192,9 @@ def status(
 @app.command()
 def demo() -> None:
     """Start the services, stream one answer with speculation and the same without, stop."""
-    options = ClusterOptions(host="127.0.0.1", rest_port=0, port=0, draft=None, flags={})
     log_directory = Path(tempfile.mkdtemp(prefix="outrider-demo-"))
     try:
-        code = run_up(_plan(options), log_directory=log_directory, work=show)
+        code = run_up(_plan_own({}), log_directory=log_directory, work=show)
     except ConfigurationError as error:
         _refuse("demo", error)
     except ServerError as error:
@@ -200,6 +204,96 @@ def demo() -> None:
         shutil.rmtree(log_directory)
     else:
         typer.echo(f"outrider demo: the services' logs are in {log_directory}", err=True)
+    raise typer.Exit(code)
+
+
+@app.command()
+def bench(
+    url: Annotated[str, typer.Option(help="any OpenAI-compatible server")] = DEFAULT_URL,
+    modes: Annotated[
+        str,
+        typer.Option(
+            help="start an own server in each of these modes instead, in turn: off, auto, or a "
+            "fixed draft length, for example off,3,5,auto"
+        ),
+    ] = "",
+    up: Annotated[
+        list[str] | None,
+        typer.Option(help="FLAG=VALUE for the own servers, as of `outrider up`; again for more"),
+    ] = None,
+    concurrency: Annotated[
+        str, typer.Option(help="requests at once, one run each; without --rate 1,4,16")
+    ] = "",
+    rate: Annotated[
+        str, typer.Option(help="requests a second at random times, one run each: 0.5,2")
+    ] = "",
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON Lines with turns (as Spec-Bench's), prompt or question; without it, a "
+            "small set of many kinds"
+        ),
+    ] = None,
+    requests: Annotated[
+        int,
+        typer.Option(min=0, help="of a run; 0: four a place, at least as many as prompts"),
+    ] = 0,
+    warm_up: Annotated[
+        int, typer.Option(min=-1, help="requests before each run; -1: as many as its load")
+    ] = -1,
+    repeat: Annotated[int, typer.Option(min=1, help="runs of everything, in turn")] = 3,
+    max_tokens: Annotated[int, typer.Option(min=1, help="most tokens of an answer")] = 128,
+    temperature: Annotated[float, typer.Option(min=0.0)] = 0.0,
+    seed: Annotated[int, typer.Option(help="of the prompts' order, arrivals and requests")] = 0,
+    completions: Annotated[
+        bool, typer.Option("--completions", help="/v1/completions, without a chat template")
+    ] = False,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="whole length, from servers that know the word")
+    ] = False,
+    model: Annotated[str, typer.Option(help="the first that the server lists, if not given")] = "",
+    api_key: Annotated[
+        str, typer.Option(envvar="OPENAI_API_KEY", help="sent as a bearer token")
+    ] = "",
+    json_file: Annotated[Path | None, typer.Option("--json", help="file for all figures")] = None,
+    plot_file: Annotated[
+        Path | None, typer.Option("--plot", help="PNG file for the curves")
+    ] = None,
+) -> None:
+    """Measure throughput and latency of a server, or of speculation off, fixed and automatic.
+
+    Prints a table: tokens and requests a second; time to the first token, between tokens and of
+    whole requests; of an Outrider server also acceptance length and the share of steps without
+    drafts.
+    """
+    try:
+        servers = Servers(
+            url=url.removesuffix("/").removesuffix("/v1"),
+            modes=parse_modes(modes),
+            flags=parse_flags(up or []),
+            plan_cluster=_plan_own,
+        )
+        plan = Plan(
+            prompts=read_prompts(prompts),
+            loads=parse_loads(concurrency or ("" if rate else "1,4,16"), rate),
+            requests=requests,
+            warm_up=warm_up,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            is_chat=not completions,
+            ignores_eos=ignore_eos,
+            seed=seed,
+            model=model,
+            api_key=api_key,
+        )
+        code = run_bench(
+            servers, plan, repeat=repeat, output=Output(json=json_file, plot=plot_file)
+        )
+    except (ConfigurationError, PromptError, PlotError) as error:
+        _refuse("bench", error)
+    except BenchError as error:
+        typer.echo(f"outrider bench: {error}", err=True)
+        code = 1
     raise typer.Exit(code)
 
 
@@ -223,6 +317,14 @@ def _root(
         raise typer.Exit
 
 
+def _plan_own(flags: Mapping[str, str]) -> Cluster:
+    """A cluster of this machine's, at free ports, from flags of `up` by field name."""
+    rest = {name: value for name, value in flags.items() if name != "draft"}
+    return _plan(
+        ClusterOptions(host="127.0.0.1", rest_port=0, port=0, draft=flags.get("draft"), flags=rest)
+    )
+
+
 def _plan(options: ClusterOptions) -> Cluster:
     return plan_cluster(
         options,
@@ -232,7 +334,7 @@ def _plan(options: ClusterOptions) -> Cluster:
     )
 
 
-def _refuse(command: str, error: ConfigurationError) -> NoReturn:
+def _refuse(command: str, error: Exception) -> NoReturn:
     typer.echo(f"outrider {command}: {error}", err=True)
     raise typer.Exit(EXIT_CODE_OF_MISUSE)
 
