@@ -188,7 +188,14 @@ def target_metrics(target: target_pb2.TargetStatistics) -> Iterable[Metric]:
     blocks = GaugeMetricFamily("outrider_kv_blocks", "KV cache blocks", labels=("state",))
     blocks.add_metric(("free",), target.kv_blocks_free)
     blocks.add_metric(("used",), target.kv_blocks_used)
+    blocks.add_metric(("cached",), target.kv_blocks_cached)
     yield blocks
+    yield _counter("outrider_prompt_tokens", "Prompt tokens", target.prompt_tokens)
+    yield _counter(
+        "outrider_cached_prompt_tokens",
+        "Prompt tokens that were in the KV cache",
+        target.cached_prompt_tokens,
+    )
     yield _counter("outrider_preemptions", "Sequences recomputed", target.preemptions)
     yield _counter("outrider_emitted_tokens", "Output tokens emitted", target.emitted_tokens)
     yield _histogram(

@@ -15,6 +15,7 @@ class Usage:
     """Token counts of one answer so far. A draft token behind a stop string was not used."""
 
     prompt_tokens: int
+    cached_prompt_tokens: int = 0
     completion_tokens: int = 0
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
@@ -83,6 +84,7 @@ class SequenceText:
     def _count(self, step: SequenceStep, used: int) -> None:
         accepted = min(step.accepted_length, used)
         self.usage.completion_tokens += used
+        self.usage.cached_prompt_tokens += step.cached_prompt_length
         self.usage.accepted_prediction_tokens += accepted
         self.usage.rejected_prediction_tokens += step.drafted_length - accepted
         self.usage.drafts += step.drafted_length > 0

@@ -104,6 +104,7 @@ def _finished(reason: int, usage: Usage, seed: int) -> generation_pb2.Finished:
             accepted_prediction_tokens=usage.accepted_prediction_tokens,
             rejected_prediction_tokens=usage.rejected_prediction_tokens,
             drafts=usage.drafts,
+            cached_prompt_tokens=usage.cached_prompt_tokens,
         ),
         seed=seed,
     )

@@ -17,6 +17,8 @@ class SequenceStep:
     drafted_length: int
     accepted_length: int
     finish_reason: int
+    # Of the prompt, with the first tokens; 0 in all other steps.
+    cached_prompt_length: int = 0
 
 
 def unpack_report(report: target_pb2.StepReport, vocab_size: int) -> list[tuple[int, SequenceStep]]:
@@ -42,6 +44,11 @@ def unpack_report(report: target_pb2.StepReport, vocab_size: int) -> list[tuple[
         unpack("drafted_counts", report.drafted_counts, "<u1", count),
         unpack("accepted_counts", report.accepted_counts, "<u1", count),
         finish_reasons,
+        (
+            unpack("cached_prompt_counts", report.cached_prompt_counts, "<u4", count)
+            if report.cached_prompt_counts
+            else [0] * count
+        ),
         strict=True,
     )
     return [
@@ -52,7 +59,8 @@ def unpack_report(report: target_pb2.StepReport, vocab_size: int) -> list[tuple[
                 drafted_length=drafted,
                 accepted_length=accepted,
                 finish_reason=finish_reason,
+                cached_prompt_length=cached,
             ),
         )
-        for sequence_id, emitted, drafted, accepted, finish_reason in rows
+        for sequence_id, emitted, drafted, accepted, finish_reason, cached in rows
     ]

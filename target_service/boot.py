@@ -53,6 +53,7 @@ class Target:
             waiting_sequences=self.scheduler.num_waiting,
             kv_blocks_free=self.engine.block_pool.num_free,
             kv_blocks_used=self.engine.block_pool.num_used,
+            kv_blocks_cached=self.engine.block_pool.num_cached,
             preemptions=self.scheduler.preemptions,
         )
 
@@ -102,6 +103,7 @@ def boot_target(
             max_step_rows=config.max_step_rows,
             max_prefill_rows=config.max_prefill_rows,
             block_size=engine.limits.block_size,
+            caches_prefixes=config.prefix_caching,
         ),
         on_preempt=drafts.stopped,
     )

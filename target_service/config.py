@@ -72,6 +72,11 @@ class TargetConfig(ServiceConfig):
         """None = auto."""
         return None if self.kv_cache_mib == "auto" else int(self.kv_cache_mib) * 2**20
 
+    prefix_caching: bool = Field(
+        True,
+        description="keep the KV blocks of ended sequences as long as there is room, for those "
+        "that begin with the same tokens",
+    )
     block_size: Annotated[int, Field(ge=1)] = Field(32, description="tokens in a KV cache block")
     max_sequence_length: Annotated[int, Field(ge=0)] = Field(
         0, description="most tokens of prompt and output together; 0 = the model's"

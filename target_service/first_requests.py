@@ -141,6 +141,8 @@ def _run(
                 max_step_rows=engine.limits.max_step_rows,
                 max_prefill_rows=engine.limits.max_step_rows,
                 block_size=engine.limits.block_size,
+                # The second run shall compute what the first did.
+                caches_prefixes=False,
             ),
             on_preempt=drafts.stopped,
         ),

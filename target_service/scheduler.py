@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from outrider.engine.errors import CacheFull
 from outrider.engine.kv_cache import BlockPool
+from target_service.block_names import extend_names
 from target_service.sequence import Request, Sequence
 
 
@@ -20,6 +21,7 @@ class SchedulerBounds:
     max_step_rows: int
     max_prefill_rows: int
     block_size: int
+    caches_prefixes: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,9 @@ class Scheduler:
     First come, first served within a priority. When blocks run out the youngest running sequence
     gives up its own and is computed again later; its tokens do not change, since sampling depends
     on seed and position alone.
+
+    Full blocks stay in the pool under the name of their text: a sequence that begins like an
+    earlier one, or one that was preempted, starts behind what is still there.
     """
 
     def __init__(
@@ -89,12 +94,19 @@ class Scheduler:
         started = []
         while self._waiting and len(self.running) < self._bounds.max_running_sequences:
             sequence = self._waiting[0][2]
+            self._take_prefix(sequence)
             # All of its tokens and one more must fit beside what runs, or it would be preempted at
             # once.
-            if self._pool.num_free < self._blocks_of(sequence.committed_length + 1):
+            missing = self._blocks_of(sequence.committed_length + 1) - len(sequence.block_table)
+            if self._pool.num_available < missing:
+                self._release(sequence)
                 break
             heapq.heappop(self._waiting)
             self._grow(sequence, sequence.committed_length)
+            if sequence.cached_prompt_length is None:
+                sequence.cached_prompt_length = min(
+                    sequence.cached_length, len(sequence.request.prompt_token_ids)
+                )
             self.running.append(sequence)
             started.append(sequence)
         return started
@@ -146,6 +158,17 @@ class Scheduler:
                 budget -= length
         return chunks
 
+    def computed(self, sequence: Sequence) -> None:
+        """More of a running sequence is in the cache: names the blocks that have become full."""
+        if not self._bounds.caches_prefixes:
+            return
+        count = sequence.cached_length // self._bounds.block_size
+        if count > sequence.num_named:
+            self._extend_names(sequence, count)
+            for index in range(sequence.num_named, count):
+                self._pool.name(sequence.block_table[index], sequence.block_names[index])
+            sequence.num_named = count
+
     def preempt(self, sequence: Sequence) -> None:
         """Takes a running sequence's blocks; it waits to be computed again."""
         self.preemptions += 1
@@ -168,6 +191,31 @@ class Scheduler:
         yield from self.running
         yield from (entry[2] for entry in self._waiting)
 
+    def _take_prefix(self, sequence: Sequence) -> None:
+        """The blocks of its text that are there, up to the first that is not. Its last token is
+        computed in any case: what follows from it is in no cache.
+        """
+        if not self._bounds.caches_prefixes:
+            return
+        size = self._bounds.block_size
+        most = (sequence.committed_length - 1) // size
+        self._extend_names(sequence, most)
+        for name in sequence.block_names[:most]:
+            block = self._pool.take(name)
+            if block is None:
+                break
+            sequence.block_table.append(block)
+        sequence.num_named = len(sequence.block_table)
+        sequence.cached_length = sequence.num_named * size
+
+    def _extend_names(self, sequence: Sequence, count: int) -> None:
+        extend_names(
+            sequence.block_names,
+            sequence.token_ids,
+            count=count,
+            block_size=self._bounds.block_size,
+        )
+
     def _push(self, sequence: Sequence) -> None:
         heapq.heappush(self._waiting, (-sequence.request.priority, sequence.arrival, sequence))
 
@@ -180,6 +228,7 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         self._pool.release(sequence.block_table)
         sequence.block_table = []
+        sequence.num_named = 0
         sequence.cached_length = 0
 
 

@@ -48,6 +48,8 @@ class Outcome:
     drafted_length: int
     accepted_length: int
     finish_reason: int
+    # Of the prompt, with the first outcome; 0 in all others.
+    cached_prompt_length: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +81,12 @@ class Sequence:
     arrival: int
     cached_length: int = 0
     block_table: list[int] = field(default_factory=list)
+    # Of its first full blocks, as far as they were asked for.
+    block_names: list[bytes] = field(default_factory=list)
+    # So many of its blocks have their name in the pool, or came from there.
+    num_named: int = 0
+    # Prompt tokens that were in the cache when it first ran; None before.
+    cached_prompt_length: int | None = None
     prefix_hash: int = EMPTY_PREFIX_HASH
 
     @classmethod
@@ -101,6 +109,13 @@ class Sequence:
     def is_decoding(self) -> bool:
         """Only its last token is not in the cache: its next row yields a token."""
         return self.cached_length == len(self.token_ids) - 1
+
+    @property
+    def has_emitted(self) -> bool:
+        """It has had a token since it was admitted."""
+        request = self.request
+        given = len(request.prompt_token_ids) + len(request.resumed_output_token_ids)
+        return len(self.token_ids) > given
 
     @property
     def max_length(self) -> int:

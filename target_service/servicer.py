@@ -156,6 +156,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
 
 def encode_report(outcomes: Sequence[Outcome], step: StepSummary) -> target_pb2.StepReport:
     """One stream's share of a step."""
+    cached = [outcome.cached_prompt_length for outcome in outcomes]
     return target_pb2.StepReport(
         step_id=step.step_id,
         mode=(
@@ -177,4 +178,5 @@ def encode_report(outcomes: Sequence[Outcome], step: StepSummary) -> target_pb2.
         draft_wait_seconds=step.draft_wait_seconds,
         step_seconds=step.step_seconds,
         draft_length=step.draft_length,
+        cached_prompt_counts=pack(cached, "<u4") if any(cached) else b"",
     )

@@ -56,6 +56,8 @@ class Statistics:
         self.speculative_steps = 0
         self.plain_steps = 0
         self.emitted_tokens = 0
+        # Of sequences that have emitted a token.
+        self.prompt_tokens = self.cached_prompt_tokens = 0
         # Every label is there from the start: a counter that appears with its first event has no
         # rate.
         self.bypass_steps = Counter(dict.fromkeys(BYPASS_REASONS, 0))
@@ -113,6 +115,7 @@ class Statistics:
         waiting_sequences: int,
         kv_blocks_free: int,
         kv_blocks_used: int,
+        kv_blocks_cached: int,
         preemptions: int,
     ) -> target_pb2.TargetStatistics:
         """All counters, with the levels that the scheduler knows."""
@@ -133,6 +136,9 @@ class Statistics:
             waiting_sequences=waiting_sequences,
             kv_blocks_free=kv_blocks_free,
             kv_blocks_used=kv_blocks_used,
+            kv_blocks_cached=kv_blocks_cached,
+            prompt_tokens=self.prompt_tokens,
+            cached_prompt_tokens=self.cached_prompt_tokens,
             link_round_trip_seconds=self.link_round_trip.to_message(),
             plain_step_seconds=self.plain_step.to_message(),
             speculative_step_seconds=self.speculative_step.to_message(),

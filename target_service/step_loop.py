@@ -317,6 +317,7 @@ class StepLoop:
         for chunk in batch.chunks:
             if not chunk.is_last:
                 chunk.sequence.cached_length += chunk.length
+                self._scheduler.computed(chunk.sequence)
         return [
             self._commit_verdict(row, verdict)
             for row, verdict in judged
@@ -325,10 +326,16 @@ class StepLoop:
 
     def _commit_verdict(self, row: DecodeRow, verdict: Verdict) -> tuple[TokenSequence, Outcome]:
         sequence, draft_token_ids = row.sequence, row.draft_token_ids
+        cached_prompt_length = 0
+        if not sequence.has_emitted:
+            cached_prompt_length = sequence.cached_prompt_length or 0
+            self._statistics.prompt_tokens += len(sequence.request.prompt_token_ids)
+            self._statistics.cached_prompt_tokens += cached_prompt_length
         emitted, finish_reason = sequence.commit(verdict.emitted_token_ids(draft_token_ids))
         # The rows of the committed tokens before the last are in the cache; what a rejected draft
         # wrote behind them is overwritten by the next step.
         sequence.cached_length = sequence.committed_length - 1
+        self._scheduler.computed(sequence)
         accepted_length = min(verdict.accepted_length, len(emitted))
         if draft_token_ids:
             self._statistics.count_verdict(len(draft_token_ids), accepted_length)
@@ -341,6 +348,7 @@ class StepLoop:
             drafted_length=len(draft_token_ids),
             accepted_length=accepted_length,
             finish_reason=finish_reason,
+            cached_prompt_length=cached_prompt_length,
         )
 
     def _ask(self) -> int:

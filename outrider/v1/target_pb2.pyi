@@ -173,7 +173,7 @@ class Rejected(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ..., reason: _Optional[_Union[RejectReason, str]] = ..., message: _Optional[str] = ...) -> None: ...
 
 class StepReport(_message.Message):
-    __slots__ = ("step_id", "mode", "sequence_ids", "emitted_counts", "token_ids", "drafted_counts", "accepted_counts", "finish_reasons", "decode_rows", "prefill_tokens", "running_sequences", "waiting_sequences", "forward_seconds", "draft_wait_seconds", "step_seconds", "draft_length")
+    __slots__ = ("step_id", "mode", "sequence_ids", "emitted_counts", "token_ids", "drafted_counts", "accepted_counts", "finish_reasons", "decode_rows", "prefill_tokens", "running_sequences", "waiting_sequences", "forward_seconds", "draft_wait_seconds", "step_seconds", "draft_length", "cached_prompt_counts")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -190,6 +190,7 @@ class StepReport(_message.Message):
     DRAFT_WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    CACHED_PROMPT_COUNTS_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     mode: StepMode
     sequence_ids: bytes
@@ -206,7 +207,8 @@ class StepReport(_message.Message):
     draft_wait_seconds: float
     step_seconds: float
     draft_length: int
-    def __init__(self, step_id: _Optional[int] = ..., mode: _Optional[_Union[StepMode, str]] = ..., sequence_ids: _Optional[bytes] = ..., emitted_counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., drafted_counts: _Optional[bytes] = ..., accepted_counts: _Optional[bytes] = ..., finish_reasons: _Optional[bytes] = ..., decode_rows: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., running_sequences: _Optional[int] = ..., waiting_sequences: _Optional[int] = ..., forward_seconds: _Optional[float] = ..., draft_wait_seconds: _Optional[float] = ..., step_seconds: _Optional[float] = ..., draft_length: _Optional[int] = ...) -> None: ...
+    cached_prompt_counts: bytes
+    def __init__(self, step_id: _Optional[int] = ..., mode: _Optional[_Union[StepMode, str]] = ..., sequence_ids: _Optional[bytes] = ..., emitted_counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., drafted_counts: _Optional[bytes] = ..., accepted_counts: _Optional[bytes] = ..., finish_reasons: _Optional[bytes] = ..., decode_rows: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., running_sequences: _Optional[int] = ..., waiting_sequences: _Optional[int] = ..., forward_seconds: _Optional[float] = ..., draft_wait_seconds: _Optional[float] = ..., step_seconds: _Optional[float] = ..., draft_length: _Optional[int] = ..., cached_prompt_counts: _Optional[bytes] = ...) -> None: ...
 
 class GetStatisticsRequest(_message.Message):
     __slots__ = ()
@@ -249,7 +251,7 @@ class Histogram(_message.Message):
     def __init__(self, upper_bounds: _Optional[_Iterable[float]] = ..., counts: _Optional[_Iterable[int]] = ..., sum: _Optional[float] = ...) -> None: ...
 
 class TargetStatistics(_message.Message):
-    __slots__ = ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_position", "speculative_steps", "plain_steps", "bypass_steps", "link_messages", "draft_rows_dropped", "running_sequences", "waiting_sequences", "kv_blocks_free", "kv_blocks_used", "link_round_trip_seconds", "plain_step_seconds", "speculative_step_seconds", "preemptions", "emitted_tokens", "feature_rows", "feature_bytes", "step_message_bytes", "speculative_seconds")
+    __slots__ = ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_position", "speculative_steps", "plain_steps", "bypass_steps", "link_messages", "draft_rows_dropped", "running_sequences", "waiting_sequences", "kv_blocks_free", "kv_blocks_used", "link_round_trip_seconds", "plain_step_seconds", "speculative_step_seconds", "preemptions", "emitted_tokens", "feature_rows", "feature_bytes", "step_message_bytes", "speculative_seconds", "kv_blocks_cached", "prompt_tokens", "cached_prompt_tokens")
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -272,6 +274,9 @@ class TargetStatistics(_message.Message):
     FEATURE_BYTES_FIELD_NUMBER: _ClassVar[int]
     STEP_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     SPECULATIVE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    KV_BLOCKS_CACHED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     drafts: int
     draft_tokens: int
     accepted_tokens: int
@@ -294,4 +299,7 @@ class TargetStatistics(_message.Message):
     feature_bytes: _containers.RepeatedCompositeFieldContainer[LabelledCount]
     step_message_bytes: int
     speculative_seconds: _containers.RepeatedCompositeFieldContainer[LabelledSeconds]
-    def __init__(self, drafts: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., accepted_tokens_per_position: _Optional[_Iterable[int]] = ..., speculative_steps: _Optional[int] = ..., plain_steps: _Optional[int] = ..., bypass_steps: _Optional[_Iterable[_Union[LabelledCount, _Mapping]]] = ..., link_messages: _Optional[_Iterable[_Union[LinkMessageCount, _Mapping]]] = ..., draft_rows_dropped: _Optional[_Iterable[_Union[LabelledCount, _Mapping]]] = ..., running_sequences: _Optional[int] = ..., waiting_sequences: _Optional[int] = ..., kv_blocks_free: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., link_round_trip_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., plain_step_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., speculative_step_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., preemptions: _Optional[int] = ..., emitted_tokens: _Optional[int] = ..., feature_rows: _Optional[_Iterable[_Union[LabelledCount, _Mapping]]] = ..., feature_bytes: _Optional[_Iterable[_Union[LabelledCount, _Mapping]]] = ..., step_message_bytes: _Optional[int] = ..., speculative_seconds: _Optional[_Iterable[_Union[LabelledSeconds, _Mapping]]] = ...) -> None: ...
+    kv_blocks_cached: int
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    def __init__(self, drafts: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., accepted_tokens_per_position: _Optional[_Iterable[int]] = ..., speculative_steps: _Optional[int] = ..., plain_steps: _Optional[int] = ..., bypass_steps: _Optional[_Iterable[_Union[LabelledCount, _Mapping]]] = ..., link_messages: _Optional[_Iterable[_Union[LinkMessageCount, _Mapping]]] = ..., draft_rows_dropped: _Optional[_Iterable[_Union[LabelledCount, _Mapping]]] = ..., running_sequences: _Optional[int] = ..., waiting_sequences: _Optional[int] = ..., kv_blocks_free: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., link_round_trip_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., plain_step_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., speculative_step_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., preemptions: _Optional[int] = ..., emitted_tokens: _Optional[int] = ..., feature_rows: _Optional[_Iterable[_Union[LabelledCount, _Mapping]]] = ..., feature_bytes: _Optional[_Iterable[_Union[LabelledCount, _Mapping]]] = ..., step_message_bytes: _Optional[int] = ..., speculative_seconds: _Optional[_Iterable[_Union[LabelledSeconds, _Mapping]]] = ..., kv_blocks_cached: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ...) -> None: ...

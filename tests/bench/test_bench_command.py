@@ -69,7 +69,9 @@ def test_every_load_is_measured_as_often_as_asked_and_written_down(
     # A warm-up before each of the six runs.
     assert len(answering.asked) == 6 * (6 + 1)
     assert answering.asked[0]["model"] == "a-model"
-    rows = [line.split() for line in result.output.splitlines() if line.startswith(f"{answering.url} ")]
+    rows = [
+        line.split() for line in result.output.splitlines() if line.startswith(f"{answering.url} ")
+    ]
     assert [row[1 : 3 if "/s" in row[1] else 5] for row in rows] == [
         ["1", "at", "once", "12"],
         ["3", "at", "once", "12"],

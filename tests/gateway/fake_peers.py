@@ -84,6 +84,7 @@ class FakeModel:
     vocabulary: Sequence[int]
     # Overrides token_at for a test's own text.
     script: list[int] | None = None
+    cached_prompt_tokens: int = 0
     eos_token_id: int = 0
     eos_after: int | None = None
     accepts: bool = True
@@ -189,10 +190,13 @@ class FakeTarget(target_pb2_grpc.TargetServiceServicer):
 
     def _step(self, running: dict[int, FakeSequence]) -> target_pb2.StepReport:
         ids, counts, tokens, drafted, accepted, reasons = [], [], [], [], [], []
+        cached = []
         drafting = sum(sequence.draft_length > 0 for sequence in running.values())
         self.model.most_drafting = max(self.model.most_drafting, drafting)
         for sequence_id, sequence in list(running.items()):
             length = sequence.draft_length
+            # With the first tokens, as a target does.
+            cached.append(0 if sequence.emitted else self.model.cached_prompt_tokens)
             wanted = 1 + (length if self.model.accepts else 0)
             emitted: list[int] = []
             reason = 0
@@ -224,6 +228,7 @@ class FakeTarget(target_pb2_grpc.TargetServiceServicer):
             drafted_counts=pack(drafted, "<u1"),
             accepted_counts=pack(accepted, "<u1"),
             finish_reasons=pack(reasons, "<u1"),
+            cached_prompt_counts=pack(cached, "<u4") if any(cached) else b"",
         )
 
 

@@ -49,6 +49,14 @@ def answer(stub, message) -> tuple[str, list[int], generation_pb2.Finished]:
     return text, token_ids, responses[-1].finished
 
 
+def test_prompt_tokens_that_were_cached_are_told(ready, stub):
+    ready.model.cached_prompt_tokens = 16
+    try:
+        assert answer(stub, request())[2].usage.cached_prompt_tokens == 16
+    finally:
+        ready.model.cached_prompt_tokens = 0
+
+
 def test_an_answer_comes_in_pieces_and_ends_with_usage_and_seed(stub):
     text, token_ids, finished = answer(stub, request())
     assert text and len(token_ids) == 8

@@ -49,6 +49,9 @@ def counted(ready):
         waiting_sequences=2,
         kv_blocks_free=10,
         kv_blocks_used=6,
+        kv_blocks_cached=4,
+        prompt_tokens=70,
+        cached_prompt_tokens=32,
         link_round_trip_seconds=target_pb2.Histogram(
             upper_bounds=[0.001, 0.01], counts=[1, 2, 3], sum=0.5
         ),
@@ -88,6 +91,9 @@ def test_the_targets_counters_come_through_as_they_are(counted):
     labels = (("direction", "sent"), ("kind", "step"))
     assert counted["outrider_link_messages_total", labels] == 6
     assert counted["outrider_kv_blocks", (("state", "free"),)] == 10
+    assert counted["outrider_kv_blocks", (("state", "cached"),)] == 4
+    assert counted["outrider_prompt_tokens_total", ()] == 70
+    assert counted["outrider_cached_prompt_tokens_total", ()] == 32
     buckets = [
         counted["outrider_link_round_trip_seconds_bucket", (("le", bound),)]
         for bound in ("0.001", "0.01", "+Inf")

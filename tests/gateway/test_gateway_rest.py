@@ -41,6 +41,21 @@ def ready_ids(ready, text: str) -> list[int]:
     return vocabulary.encode(text, parse_special=False, add_bos=False)
 
 
+def test_prompt_tokens_that_were_cached_are_told_as_openai_does(ready, client):
+    ready.model.cached_prompt_tokens = 16
+    try:
+        usage = client.chat.completions.create(**CHAT, seed=5).usage
+        *_, last = client.chat.completions.create(
+            **CHAT, seed=5, stream=True, stream_options={"include_usage": True}
+        )
+    finally:
+        ready.model.cached_prompt_tokens = 0
+    assert usage.prompt_tokens_details.cached_tokens == 16
+    assert last.usage.prompt_tokens_details.cached_tokens == 16
+    usage = client.chat.completions.create(**CHAT, seed=5).usage
+    assert usage.prompt_tokens_details.cached_tokens == 0
+
+
 def test_a_chat_completion_has_the_shape_that_the_openai_package_reads(client):
     completion = client.chat.completions.create(**CHAT, seed=5)
     choice = completion.choices[0]

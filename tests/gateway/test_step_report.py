@@ -28,6 +28,12 @@ def test_a_report_is_cut_into_its_sequences():
     ]
 
 
+def test_cached_prompt_tokens_come_with_the_rows_that_have_any():
+    found = unpack_report(report(cached_prompt_counts=pack([0, 64], "<u4")), VOCAB_SIZE)
+    assert [step.cached_prompt_length for _, step in found] == [0, 64]
+    assert [step.cached_prompt_length for _, step in unpack_report(report(), VOCAB_SIZE)] == [0, 0]
+
+
 def test_an_empty_report_is_fine():
     assert unpack_report(target_pb2.StepReport(), VOCAB_SIZE) == []
 
@@ -44,6 +50,8 @@ def test_an_empty_report_is_fine():
         ("drafted_counts", pack([3], "<u1")),
         ("accepted_counts", b""),
         ("finish_reasons", pack([0, 5], "<u1")),
+        ("cached_prompt_counts", pack([1], "<u4")),
+        ("cached_prompt_counts", b"123"),
     ],
 )
 def test_a_malformed_column_is_named(column, data):

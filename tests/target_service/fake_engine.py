@@ -198,15 +198,16 @@ class LateStep:
 
 
 class WatchedPool(BlockPool):
-    """Blocks must not come back while a step that has still to run writes to them."""
+    """The last holder of a block must not leave while a step that uses it has still to run."""
 
     def __init__(self, num_blocks: int, blocks_in_use: Callable[[], set[int]]) -> None:
         super().__init__(num_blocks)
         self._blocks_in_use = blocks_in_use
 
     def release(self, blocks: Sequence[int]) -> None:
-        assert not self._blocks_in_use() & set(blocks)
         super().release(blocks)
+        unheld = {block for block in blocks if not self._num_holders[block]}
+        assert not self._blocks_in_use() & unheld
 
 
 class FakeRunner:

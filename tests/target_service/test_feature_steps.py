@@ -62,6 +62,7 @@ class Harness:
                 max_step_rows=64,
                 max_prefill_rows=16,
                 block_size=BLOCK_SIZE,
+                caches_prefixes=True,
             ),
             on_preempt=self.drafts.stopped,
         )

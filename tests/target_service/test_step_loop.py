@@ -63,6 +63,7 @@ class Harness:
         max_prefill_rows: int = 16,
         runs_beside_host: bool = False,
         runs_ahead: bool = False,
+        caches_prefixes: bool = True,
     ) -> None:
         self.runner = FakeRunner(BLOCK_SIZE, max_step_rows)
         self.late = LateSteps(self.runner)
@@ -77,6 +78,7 @@ class Harness:
                 max_step_rows=max_step_rows,
                 max_prefill_rows=max_prefill_rows,
                 block_size=BLOCK_SIZE,
+                caches_prefixes=caches_prefixes,
             ),
             on_preempt=self.drafts.stopped,
         )

@@ -86,6 +86,7 @@ class Target:
                 max_step_rows=64,
                 max_prefill_rows=16,
                 block_size=8,
+                caches_prefixes=True,
             ),
             on_preempt=self.drafts.stopped,
         )
