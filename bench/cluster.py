@@ -2,7 +2,6 @@
 it.
 """
 
-import json
 import os
 import signal
 import subprocess
@@ -17,6 +16,7 @@ from typing import IO, Any
 
 import httpx
 
+from outrider.bench.prompts import read_prompts
 from outrider.cli import tether
 
 READY_TIMEOUT_SECONDS = 180.0
@@ -143,12 +143,7 @@ def running_cluster(*arguments: str, **environment: str) -> Iterator[Cluster]:
 
 
 def first_turns(path: Path, count: int) -> list[str]:
-    """First turns of a Spec-Bench-like file (one JSON object with `turns` a line), evenly spread
-    over it.
-    """
-    lines = path.read_text().splitlines()
-    stride = max(len(lines) / count, 1)
-    return [
-        json.loads(lines[int(index * stride)])["turns"][0]
-        for index in range(min(count, len(lines)))
-    ]
+    """Prompts of a file that `outrider bench` could read too, evenly spread over it."""
+    prompts = read_prompts(path)
+    stride = max(len(prompts) / count, 1)
+    return [prompts[int(index * stride)] for index in range(min(count, len(prompts)))]

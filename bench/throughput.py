@@ -60,6 +60,17 @@ def counted(cluster: Cluster) -> str:
             f"round trip p50 {link['round_trip_p50_seconds'] * 1e3:.2f} ms, "
             f"p95 {link['round_trip_p95_seconds'] * 1e3:.2f} ms"
         )
+    for name, what in (
+        ("outrider_draft_rows_dropped_total", "draft rows not used"),
+        ("outrider_bypass_steps_total", "steps that asked for none"),
+    ):
+        reasons = {
+            sample.removeprefix(f'{name}{{reason="').removesuffix('"}'): count
+            for sample, count in samples.items()
+            if sample.startswith(f"{name}{{") and count
+        }
+        if reasons:
+            words.append(f"{what}: " + ", ".join(f"{why} {n:.0f}" for why, n in reasons.items()))
     return "; ".join(words)
 
 

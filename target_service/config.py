@@ -63,8 +63,8 @@ class TargetConfig(ServiceConfig):
     kv_cache_mib: CacheSize = Field(
         "auto",
         description="size of the KV cache in MiB; auto: 1024 on a CPU, and on a GPU what weights, "
-        "graphs and workspaces leave of nine tenths of its memory, up to what the running "
-        "sequences can fill",
+        "graphs and workspaces leave of it, less a tenth of its memory and at least 3 GiB, up to "
+        "what the running sequences can fill",
     )
 
     @property

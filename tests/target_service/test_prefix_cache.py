@@ -192,11 +192,12 @@ def play(*, num_blocks: int, runs_ahead: bool, seed: int, count: int) -> None:
     assert (harness.scheduler.preemptions > 0) == (num_blocks == 11)
 
 
-def test_a_head_is_given_the_features_of_what_was_found() -> None:
+@pytest.mark.parametrize("length", [41, 43, 48])
+def test_a_head_is_given_the_features_of_what_was_found(length: int) -> None:
     """What is given is checked by the peer that takes it, row by row."""
     harness = FeatureHarness()
     harness.link(harness.make_tap())
-    prompt = [(index * 5 + 3) % VOCAB_SIZE for index in range(43)]
+    prompt = [(index * 5 + 3) % VOCAB_SIZE for index in range(length)]
     given = []
     for sequence_id in range(2):
         first = len(harness.peer.steps)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from outrider.engine.errors import StepError
+from outrider.engine.gpu.buckets import sequence_buckets
 from outrider.engine.gpu.chain_attention_kernel import ChainAttention
 from outrider.engine.gpu.chain_inputs import Chain, ChainBounds, ChainInputs, fill
 from outrider.engine.gpu.flashinfer_attention import (
@@ -62,6 +63,11 @@ class HeadChains:
         self._prompt_attention = FlashInferAttention(layer, head.cache, AttentionWorkspace(device))
         self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self.graphs: dict[tuple[int, int], ChainGraph] = {}
+        self._counts = sequence_buckets(bounds.max_sequences)
+        # Views are not free to make, and a draft has a millisecond.
+        self._host_inputs = {
+            count: ChainInputs(bounds, count, self._pinned) for count in self._counts
+        }
 
     def capture(self) -> None:
         """A graph for every bucket, the largest first. Whatever a capture raises goes through."""
@@ -213,12 +219,8 @@ class HeadChains:
         """What the last draft drew, int32 [steps, count]. Waits for the device."""
         return self._drawn[: steps * count].view(steps, count).cpu().numpy()
 
-    @property
-    def _counts(self) -> list[int]:
-        return sorted({count for count, _ in self.graphs})
-
     def _copy_inputs(self, inputs: ChainInputs, chains: Sequence[Chain]) -> None:
-        host = ChainInputs(self.bounds, inputs.count, self._pinned)
+        host = self._host_inputs[inputs.count]
         num_pages = fill(host, self.bounds, chains)
         size = host.size_without_pages + num_pages
         self._inputs[:size].copy_(self._pinned[:size], non_blocking=True)

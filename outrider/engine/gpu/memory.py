@@ -21,6 +21,9 @@ TRUNCATION_BYTES = 56
 GRAPH_BYTES = 8 * MIB
 # Of the whole GPU: left to a draft service on the same GPU, to the driver, and to whoever else.
 RESERVE_SHARE = 0.1
+# And at least what a draft service takes beside an 8-billion-parameter target: its context, a
+# workspace, the target's embedding, a head and its cache.
+LEAST_RESERVE_BYTES = 3 * 2**30
 
 
 class OutOfMemory(EngineError):
@@ -76,7 +79,7 @@ def find_room(
     room = CacheRoom(
         free=free,
         for_steps=step_bytes(config, bounds, num_feature_layers=num_feature_layers, dtype=dtype),
-        reserve=int(total * RESERVE_SHARE),
+        reserve=max(int(total * RESERVE_SHARE), LEAST_RESERVE_BYTES),
     )
     if room.cache <= 0:
         raise OutOfMemory(

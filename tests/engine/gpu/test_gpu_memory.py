@@ -79,14 +79,18 @@ def test_without_room_that_is_said_with_what_there_is(
         )
 
 
-def test_with_room_a_tenth_of_the_gpu_stays_in_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("total_gib", "reserve_gib"), [(140, 14), (24, 3)])
+def test_with_room_a_tenth_of_the_gpu_stays_in_reserve_and_room_for_a_draft_service(
+    monkeypatch: pytest.MonkeyPatch, total_gib: int, reserve_gib: int
+) -> None:
+    free = (total_gib - 10) * GIB
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (120 * GIB, 140 * GIB))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, total_gib * GIB))
     room = find_room(
         LLAMA_8B, BOUNDS, num_feature_layers=3, dtype=SIXTEEN_BIT, device=torch.device("cuda:0")
     )
-    assert room.reserve == 14 * GIB
-    assert room.cache == 120 * GIB - 14 * GIB - bytes_of(BOUNDS)
+    assert room.reserve == reserve_gib * GIB
+    assert room.cache == free - reserve_gib * GIB - bytes_of(BOUNDS)
 
 
 def test_an_engine_for_one_sequence_has_room_for_what_the_first_decode_looks_at() -> None:
