@@ -41,7 +41,7 @@ class Completions:
             )
             return await self._answer(request, generation_request, form.delivery, shape)
 
-        return await _answered(respond)
+        return await answered(respond)
 
     async def text(self, request: Request) -> Response:
         """POST /v1/completions."""
@@ -69,7 +69,7 @@ class Completions:
                 )
             return await self._answer(request, generation_request, form.delivery, shape)
 
-        return await _answered(respond)
+        return await answered(respond)
 
     async def _answer(
         self, request: Request, generation: GenerationRequest, delivery: Delivery, shape: Shape
@@ -132,7 +132,8 @@ class Completions:
         yield DONE
 
 
-async def _answered(respond: Callable[[], Awaitable[Response]]) -> Response:
+async def answered(respond: Callable[[], Awaitable[Response]]) -> Response:
+    """The response, or the error that was raised instead of it as OpenAI writes one."""
     try:
         return await respond()
     except ServiceError as error:

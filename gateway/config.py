@@ -44,6 +44,11 @@ class GatewayConfig(ServiceConfig):
     max_request_bytes: Annotated[int, Field(ge=1024, le=64 * 2**20)] = Field(
         4 * 2**20, description="largest body of a REST request"
     )
+    cors_origins: str = Field(
+        "",
+        description="web pages of these origins may call the REST API, for example "
+        "https://a.example,http://localhost:3000; * = of all; empty = of none",
+    )
     require_draft: bool = Field(
         False, description="not ready while the draft service is lost; else ready, and degraded"
     )
@@ -53,3 +58,8 @@ class GatewayConfig(ServiceConfig):
     peer_timeout: Seconds = Field(
         5.0, description="seconds without an answer after which a service counts as lost"
     )
+
+    @property
+    def cors_origin_list(self) -> list[str]:
+        """The origins one by one."""
+        return [origin.strip() for origin in self.cors_origins.split(",") if origin.strip()]

@@ -52,17 +52,14 @@ class Generator:
         self, messages: Sequence[Mapping[str, Any]], options: Options, request_id: str
     ) -> GenerationRequest:
         """A conversation; by default up to the end of the context."""
-        context = self.model().max_sequence_length
-        prompt = await chat_prompt(self._lifecycle.ready().text_model, messages, context)
+        prompt = await self.chat_tokens(messages)
         return self._request("messages", prompt, options, request_id, None)
 
     async def text_request(
         self, text: str, options: Options, request_id: str, *, default_max_tokens: int | None
     ) -> GenerationRequest:
         """A text to continue."""
-        context = self.model().max_sequence_length
-        check_text("prompt", text)
-        prompt = await text_prompt(self._lifecycle.ready().text_model, text, context)
+        prompt = await self.text_tokens(text)
         return self._request("prompt", prompt, options, request_id, default_max_tokens)
 
     def token_request(
@@ -77,6 +74,24 @@ class Generator:
         """Token ids to continue, taken as they are."""
         check_token_ids(field, token_ids, self.model().vocab_size)
         return self._request(field, token_ids, options, request_id, default_max_tokens)
+
+    async def chat_tokens(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The prompt that a conversation becomes."""
+        context = self.model().max_sequence_length
+        return await chat_prompt(self._lifecycle.ready().text_model, messages, context)
+
+    async def text_tokens(self, text: str, *, adds_bos: bool = True) -> list[int]:
+        """The prompt that a text becomes."""
+        context = self.model().max_sequence_length
+        check_text("prompt", text)
+        return await text_prompt(
+            self._lifecycle.ready().text_model, text, context, adds_bos=adds_bos
+        )
+
+    def text_of(self, field: str, token_ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens included."""
+        check_token_ids(field, token_ids, self.model().vocab_size)
+        return self._lifecycle.ready().text_model.vocabulary.decode(token_ids, skip_special=False)
 
     def generate(self, request: GenerationRequest) -> AbstractAsyncContextManager[Generation]:
         """The answer; leaving the block early cancels it. Raises Overloaded, too."""

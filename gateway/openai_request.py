@@ -99,7 +99,7 @@ def chat_form(body: object) -> ChatForm:
     """Raises InvalidArgument naming field, value and bound."""
     fields = Fields(body)
     model = _model(fields)
-    messages = _messages(fields.take("messages"))
+    messages = checked_messages(fields.take("messages"))
     max_tokens = _max_tokens(fields, "max_tokens")
     max_completion_tokens = _max_tokens(fields, "max_completion_tokens")
     if None not in (max_tokens, max_completion_tokens) and max_tokens != max_completion_tokens:
@@ -208,7 +208,8 @@ def _delivery(fields: Fields, neutral: _Neutral) -> Delivery:
     )
 
 
-def _messages(messages: object) -> list[Mapping[str, Any]]:
+def checked_messages(messages: object) -> list[Mapping[str, Any]]:
+    """A conversation. Raises InvalidArgument naming field, value and bound."""
     if not isinstance(messages, list) or not messages:
         raise InvalidArgument("messages", messages, "a list of at least one message")
     return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]

@@ -1,12 +1,14 @@
 """The REST side: OpenAI's endpoints, and those for operators."""
 
 import time
+from collections.abc import Sequence
 
 from fastapi import FastAPI
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import CollectorRegistry
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,6 +20,7 @@ from gateway.metrics import Snapshot, ask_statistics
 from gateway.rest_errors import error_response, json_response
 from gateway.stats import Statistics
 from gateway.status_page import readiness, status_page
+from gateway.tokenization import Tokenization
 from outrider import __version__
 from outrider.serving.errors import ServiceError
 from outrider.serving.lifecycle import Lifecycle
@@ -94,8 +97,14 @@ class Operations:
         }
 
 
-def rest_app(operations: Operations, completions: Completions) -> FastAPI:
-    """The application."""
+def rest_app(
+    operations: Operations,
+    completions: Completions,
+    tokenization: Tokenization,
+    *,
+    cors_origins: Sequence[str],
+) -> FastAPI:
+    """The application; pages of the origins (`*`: of all) may call it from a browser."""
     # The pages for /docs would load scripts from elsewhere.
     app = FastAPI(title="Outrider", version=__version__, docs_url=None, redoc_url=None)
     for path, endpoint, method in (
@@ -108,9 +117,18 @@ def rest_app(operations: Operations, completions: Completions) -> FastAPI:
         ("/v1/models/{name:path}", operations.model, "GET"),
         ("/v1/chat/completions", completions.chat, "POST"),
         ("/v1/completions", completions.text, "POST"),
+        ("/tokenize", tokenization.tokenize, "POST"),
+        ("/detokenize", tokenization.detokenize, "POST"),
     ):
         app.add_api_route(path, endpoint, methods=[method], response_model=None)
     app.add_exception_handler(HTTPException, _no_such_route)
+    if cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+        )
     return app
 
 

@@ -23,6 +23,7 @@ from gateway.servicer import SERVICE_NAME, GenerationServicer, add_generation_se
 from gateway.startup import StartUp
 from gateway.stats import Statistics
 from gateway.supervisor import Supervisor
+from gateway.tokenization import Tokenization
 from outrider.serving.lifecycle import Lifecycle
 
 logger = logging.getLogger(__name__)
@@ -80,8 +81,16 @@ class GatewayService:
             statistics=self._statistics,
             generator=self._generator,
         )
-        completions = Completions(self._generator, max_request_bytes=self._config.max_request_bytes)
-        rest = rest_server(rest_app(operations, completions), shutdown_seconds=STOP_SECONDS)
+        most = self._config.max_request_bytes
+        rest = rest_server(
+            rest_app(
+                operations,
+                Completions(self._generator, max_request_bytes=most),
+                Tokenization(self._generator, max_request_bytes=most),
+                cors_origins=self._config.cors_origin_list,
+            ),
+            shutdown_seconds=STOP_SECONDS,
+        )
         self._running = _Running(
             loop=asyncio.get_running_loop(),
             rest=rest,

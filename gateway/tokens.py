@@ -33,12 +33,16 @@ async def chat_prompt(
     return await _run(encode, length)
 
 
-async def text_prompt(text_model: TextModel, text: str, context: int) -> list[int]:
-    """The prompt of a plain text: special tokens that it spells are only text."""
+async def text_prompt(
+    text_model: TextModel, text: str, context: int, *, adds_bos: bool = True
+) -> list[int]:
+    """The prompt of a plain text: special tokens that it spells are only text. `adds_bos`: with the
+    token that begins a text, where the model has one.
+    """
     _check_length("prompt", text, text_model, context)
 
     def encode() -> list[int]:
-        return text_model.vocabulary.encode(text, parse_special=False, add_bos=True)
+        return text_model.vocabulary.encode(text, parse_special=False, add_bos=adds_bos)
 
     return await _run(encode, len(text))
 

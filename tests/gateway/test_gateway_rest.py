@@ -245,3 +245,22 @@ def stream_of(ready, body: dict, path: str = "/v1/chat/completions") -> list[dic
     lines = ready.client.post(path, json=body).text.strip().split("\n\n")
     assert lines[-1] == "data: [DONE]"
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+def test_pages_of_named_origins_alone_may_call_from_a_browser(cluster):
+    cluster.start_gateway(cors_origins="https://a.example, http://localhost:3000")
+    cluster.wait_ready()
+    asked = {"access-control-request-method": "POST", "access-control-request-headers": "x-any"}
+    for origin, is_allowed in (("http://localhost:3000", True), ("https://b.example", False)):
+        preflight = cluster.client.options(
+            "/v1/chat/completions", headers={"origin": origin, **asked}
+        )
+        assert (preflight.status_code == 200) == is_allowed
+        answer = cluster.client.get("/v1/models", headers={"origin": origin})
+        assert answer.status_code == 200
+        assert answer.headers.get("access-control-allow-origin") == (origin if is_allowed else None)
+
+
+def test_without_origins_no_page_may(ready):
+    answer = ready.client.get("/v1/models", headers={"origin": "https://a.example"})
+    assert "access-control-allow-origin" not in answer.headers
