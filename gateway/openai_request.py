@@ -25,13 +25,7 @@ _INERT = (
 )  # fmt: skip
 # Fields that are not implemented, with the values that ask for nothing.
 _Neutral = tuple[tuple[str, tuple[object, ...], str], ...]
-_NEUTRAL: _Neutral = (
-    ("n", (1,), "1"),
-    ("presence_penalty", (0,), "0"),
-    ("frequency_penalty", (0,), "0"),
-    ("repetition_penalty", (1,), "1"),
-    ("logit_bias", ({},), "empty"),
-)
+_NEUTRAL: _Neutral = (("n", (1,), "1"),)
 _NEUTRAL_IN_CHAT: _Neutral = (
     *_NEUTRAL,
     ("logprobs", (False,), "false"),
@@ -139,6 +133,7 @@ def _options(fields: Fields, max_tokens: int | None) -> Options:
     temperature = fields.number("temperature")
     top_p = fields.number("top_p")
     min_p = fields.number("min_p")
+    repetition_penalty = fields.number("repetition_penalty")
     return Options(
         max_tokens=max_tokens,
         sampling=SamplingParameters(
@@ -147,6 +142,10 @@ def _options(fields: Fields, max_tokens: int | None) -> Options:
             top_p=1.0 if top_p is None else top_p,
             min_p=0.0 if min_p is None else min_p,
             seed=fields.integer("seed", at_least=0, at_most=MAX_SEED),
+            presence_penalty=fields.number("presence_penalty") or 0.0,
+            frequency_penalty=fields.number("frequency_penalty") or 0.0,
+            repetition_penalty=1.0 if repetition_penalty is None else repetition_penalty,
+            logit_bias=_logit_bias(fields.take("logit_bias")),
         ),
         stop=_stop(fields.take("stop")),
         stop_token_ids=tuple(
@@ -158,6 +157,24 @@ def _options(fields: Fields, max_tokens: int | None) -> Options:
         ignore_eos=fields.boolean("ignore_eos"),
         draft_length=_draft_length(fields.take("speculation")),
     )
+
+
+def _logit_bias(biases: object) -> tuple[tuple[int, float], ...]:
+    """OpenAI's map from token ids, as texts, to numbers."""
+    if biases is None:
+        return ()
+    if not isinstance(biases, dict):
+        raise InvalidArgument("logit_bias", biases, "an object from token ids to numbers")
+    fields = Fields(biases, "logit_bias")
+    found = {}
+    for key in biases:
+        if not (key.isascii() and key.isdecimal() and int(key) <= MAX_INTEGER):
+            raise InvalidArgument("logit_bias", key, "token ids")
+        bias = fields.number(key)
+        if int(key) in found:
+            raise InvalidArgument("logit_bias", key, "each token once")
+        found[int(key)] = 0.0 if bias is None else bias
+    return tuple(sorted(found.items()))
 
 
 def _draft_length(speculation: object) -> int | None:

@@ -2,13 +2,13 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gateway.chat_template import ChatTemplateMissing
 from gateway.model import ServedModel, TextModel
 from gateway.request import GenerationRequest, Options, draw_seed
 from outrider.serving.errors import InvalidArgument
-from outrider.serving.sampling_parameters import SamplingParameters
 
 # Longer texts are tokenised beside the event loop.
 LONG_TEXT_CHARACTERS = 8192
@@ -101,18 +101,13 @@ def generation_request(
             f"between 0 and {model.max_draft_length}",
         )
     asked = options.sampling
+    check_token_ids("logit_bias", [token_id for token_id, _ in asked.logit_bias], model.vocab_size)
     seed = draw_seed() if asked.seed is None else asked.seed
     return GenerationRequest(
         request_id=request_id,
         prompt_token_ids=prompt_token_ids,
         max_tokens=max_tokens,
-        sampling=SamplingParameters(
-            temperature=asked.temperature,
-            top_k=asked.top_k,
-            top_p=asked.top_p,
-            min_p=asked.min_p,
-            seed=seed,
-        ),
+        sampling=replace(asked, seed=seed),
         seed=seed,
         stop=options.stop,
         stop_token_ids=options.stop_token_ids,

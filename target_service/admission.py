@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from outrider.engine.logit_rules import LogitRules
 from outrider.engine.sampling import Sampling
 from outrider.serving.columns import MalformedColumn, unpack
 from outrider.serving.errors import InvalidArgument
 from outrider.serving.link_protocol import TOKEN_ID
-from outrider.serving.sampling_parameters import sampling_parameters_from
+from outrider.serving.sampling_parameters import SamplingParameters, sampling_parameters_from
 from outrider.v1 import target_pb2
 from target_service.sequence import ReportSink, Request
 
@@ -56,6 +57,7 @@ def request_from(message: target_pb2.Admit, sink: ReportSink, bounds: AdmissionB
             min_p=parameters.min_p,
             seed=parameters.seed,
         ),
+        rules=_rules(parameters, bounds),
         stop_token_ids=_stop_token_ids(message, bounds),
         deadline=_deadline(message.deadline_seconds),
         priority=message.priority,
@@ -79,6 +81,19 @@ def _token_ids(field: str, column: bytes, bounds: AdmissionBounds) -> tuple[int,
         if not 0 <= token_id < bounds.vocab_size:
             raise InvalidArgument(field, token_id, f"between 0 and {bounds.vocab_size - 1}")
     return tuple(token_ids)
+
+
+def _rules(parameters: SamplingParameters, bounds: AdmissionBounds) -> LogitRules | None:
+    for token_id, _ in parameters.logit_bias:
+        if token_id >= bounds.vocab_size:
+            raise InvalidArgument("logit_bias", token_id, f"below {bounds.vocab_size}")
+    rules = LogitRules(
+        presence_penalty=parameters.presence_penalty,
+        frequency_penalty=parameters.frequency_penalty,
+        repetition_penalty=parameters.repetition_penalty,
+        logit_bias=parameters.logit_bias,
+    )
+    return None if rules.are_neutral else rules
 
 
 def _stop_token_ids(message: target_pb2.Admit, bounds: AdmissionBounds) -> frozenset[int]:

@@ -35,6 +35,11 @@ class Batch:
         return any(row.sequence is sequence for row in self.decode_rows)
 
     @property
+    def has_rules(self) -> bool:
+        """Some tokens depend on those before them otherwise than through the model."""
+        return any(row.sequence.request.rules is not None for row in self.decode_rows)
+
+    @property
     def prefill_tokens(self) -> int:
         return sum(chunk.length for chunk in self.chunks)
 
@@ -51,6 +56,7 @@ class Batch:
                 draft_length=len(row.draft_token_ids),
                 sampling=row.sequence.request.sampling,
                 base_length=row.sequence.committed_length,
+                ruled=row.sequence.ruled,
             )
             for row in self.decode_rows
         ]
@@ -67,6 +73,7 @@ class Batch:
                     draft_length=0,
                     sampling=chunk.sequence.request.sampling if chunk.is_last else None,
                     base_length=chunk.sequence.committed_length,
+                    ruled=chunk.sequence.ruled if chunk.is_last else None,
                 )
             )
         return steps

@@ -4,6 +4,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from outrider.engine.logit_rules import LogitRules, RuledText
 from outrider.engine.prefix_hash import EMPTY_PREFIX_HASH, extend_prefix_hash
 from outrider.engine.sampling import Sampling
 from outrider.v1 import generation_pb2
@@ -35,6 +36,7 @@ class Request:
     draft_length_override: int | None
     # Seconds that a step may wait for its draft while no sequence without patience decodes.
     patience_seconds: float
+    rules: LogitRules | None = None  # None: they would change nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +111,15 @@ class Sequence:
     def is_decoding(self) -> bool:
         """Only its last token is not in the cache: its next row yields a token."""
         return self.cached_length == len(self.token_ids) - 1
+
+    @property
+    def ruled(self) -> RuledText | None:
+        """What the rules of its request look at now; None without rules."""
+        rules = self.request.rules
+        if rules is None:
+            return None
+        prompt = self.request.prompt_token_ids
+        return RuledText(rules=rules, prompt=prompt, output=self.token_ids[len(prompt) :])
 
     @property
     def has_emitted(self) -> bool:

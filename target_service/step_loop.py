@@ -277,7 +277,7 @@ class StepLoop:
         sequence that goes on. Whatever is to join, to be drafted or to be preempted first waits for
         the verdicts.
         """
-        if self._ahead is None or batch.is_speculative:
+        if self._ahead is None or batch.is_speculative or batch.has_rules:
             return None
         if len(self._scheduler.running) != len(batch.decode_rows):
             return None  # others run beside these: prompts

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from outrider.engine.acceptance import Verdict, verify
+from outrider.engine.acceptance import Verdict
 from outrider.engine.feature_projection import load_projection
 from outrider.engine.feature_tap import FeatureTap, Tap
+from outrider.engine.host_verdict import verdict_of
 from outrider.engine.runner import Runner
-from outrider.engine.sampling import sample
 from outrider.engine.verify_step import SequenceStep
 
 
@@ -50,17 +50,6 @@ class CpuStep:
         for sequence in self.sequences:
             end = first + sequence.rows.num_logits
             if sequence.sampling is not None:
-                verdicts.append(_verdict(sequence, self.logits[first:end]))
+                verdicts.append(verdict_of(sequence, self.logits[first:end]))
             first = end
         return verdicts
-
-
-def _verdict(sequence: SequenceStep, logits: npt.NDArray[np.float32]) -> Verdict:
-    """`logits` [1 + draft length, vocab]: row i follows the first i draft tokens."""
-    sampling = sequence.sampling
-    assert sampling is not None
-    draft_length, token_ids = sequence.draft_length, sequence.rows.token_ids
-    drafts = token_ids[len(token_ids) - draft_length :]
-    return verify(
-        drafts, lambda index: sample(logits[index], sampling, sequence.base_length + index)
-    )

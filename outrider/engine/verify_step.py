@@ -9,6 +9,7 @@ from typing import Protocol
 
 from outrider.engine.acceptance import Verdict
 from outrider.engine.feature_tap import Tap
+from outrider.engine.logit_rules import RuledText
 from outrider.engine.sampling import Sampling
 from outrider.engine.step import SequenceRows
 
@@ -25,6 +26,7 @@ class SequenceStep:
     draft_length: int  # the last so many of the rows' tokens are drafts
     sampling: Sampling | None  # None: nothing is drawn
     base_length: int  # position of the first token drawn: tokens of prompt and output before it
+    ruled: RuledText | None = None  # what changes its logits; None: nothing does
 
 
 class RunningStep(Protocol):

@@ -1,8 +1,5 @@
 """Sampling parameters as checked values: the edge between protobuf or JSON and the services'
-inside.
-
-A parameter is in its bounds, or the request is refused by the parameter's name; one that is not
-implemented is refused where it asks for anything but its neutral value.
+inside. A parameter is in its bounds, or the request is refused by the parameter's name.
 """
 
 import math
@@ -16,12 +13,18 @@ MIN_TEMPERATURE = 1e-6
 MAX_TEMPERATURE = 100.0
 MAX_TOP_K = 2**31 - 1
 
-# Refused unless neutral, since nothing here applies them yet.
-_NEUTRAL_PENALTIES = {
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-}
+# OpenAI's bounds of presence and frequency penalty, and of a bias.
+MAX_PENALTY = 2.0
+MAX_BIAS = 100.0
+MAX_BIASES = 1024
+# Beyond, every logit is far outside of what a model gives.
+MAX_REPETITION_PENALTY = 10.0
+
+
+_SCALARS = (
+    "temperature", "top_k", "top_p", "min_p", "seed",
+    "presence_penalty", "frequency_penalty", "repetition_penalty",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +36,11 @@ class SamplingParameters:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    # (token id, what is added to its logit), ascending, each token once.
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         """Raises InvalidArgument for the first parameter out of its bounds."""
@@ -44,6 +52,24 @@ class SamplingParameters:
         _check("min_p", self.min_p, 0 <= self.min_p <= 1, "between 0 and 1")
         if self.seed is not None:
             _check("seed", self.seed, 0 <= self.seed < 2**64, "between 0 and 2**64 - 1")
+        for field in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, field)
+            _check(
+                field,
+                value,
+                abs(value) <= MAX_PENALTY,
+                f"between -{MAX_PENALTY:g} and {MAX_PENALTY:g}",
+            )
+        _check("repetition_penalty", self.repetition_penalty,
+               0 < self.repetition_penalty <= MAX_REPETITION_PENALTY,
+               f"above 0 and at most {MAX_REPETITION_PENALTY:g}")  # fmt: skip
+        if len(self.logit_bias) > MAX_BIASES:
+            raise InvalidArgument(
+                "logit_bias", f"{len(self.logit_bias)} tokens", f"at most {MAX_BIASES}"
+            )
+        for token_id, bias in self.logit_bias:
+            _check(f"logit_bias[{token_id}]", bias, abs(bias) <= MAX_BIAS,
+                   f"between -{MAX_BIAS:g} and {MAX_BIAS:g}")  # fmt: skip
 
     def to_message(self) -> sampling_pb2.SamplingParameters:
         """Every field set, so that no default has to agree on both ends."""
@@ -53,6 +79,13 @@ class SamplingParameters:
             top_p=self.top_p,
             min_p=self.min_p,
             seed=self.seed,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=[
+                sampling_pb2.LogitBias(token_id=token_id, bias=bias)
+                for token_id, bias in self.logit_bias
+            ],
         )
 
 
@@ -63,20 +96,10 @@ def _check(field: str, value: float, is_within: bool, bound: str) -> None:
 
 def sampling_parameters_from(message: sampling_pb2.SamplingParameters) -> SamplingParameters:
     """Checks a message. Raises InvalidArgument naming field, value and bound."""
-    for field, neutral in _NEUTRAL_PENALTIES.items():
-        if message.HasField(field):
-            refuse_unless_neutral(field, getattr(message, field), neutral)
-    if message.logit_bias:
-        raise InvalidArgument("logit_bias", len(message.logit_bias), "empty: not implemented")
-    given = {
-        field: getattr(message, field)
-        for field in ("temperature", "top_k", "top_p", "min_p", "seed")
-        if message.HasField(field)
-    }
-    return SamplingParameters(**given)
-
-
-def refuse_unless_neutral(field: str, value: float, neutral: float) -> None:
-    """Raises InvalidArgument where a parameter that is not implemented asks for something."""
-    if value != neutral:
-        raise InvalidArgument(field, value, f"{neutral:g}: not implemented")
+    given = {field: getattr(message, field) for field in _SCALARS if message.HasField(field)}
+    biases: dict[int, float] = {}
+    for one in message.logit_bias:
+        if one.token_id in biases:
+            raise InvalidArgument("logit_bias", one.token_id, "each token once")
+        biases[one.token_id] = one.bias
+    return SamplingParameters(**given, logit_bias=tuple(sorted(biases.items())))

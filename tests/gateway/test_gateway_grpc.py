@@ -113,11 +113,11 @@ BAD = [
     (request(sampling=sampling_pb2.SamplingParameters(temperature=float("inf"))), "temperature"),
     (request(sampling=sampling_pb2.SamplingParameters(top_p=0)), "top_p"),
     (request(sampling=sampling_pb2.SamplingParameters(min_p=1.5)), "min_p"),
-    (request(sampling=sampling_pb2.SamplingParameters(presence_penalty=1)), "presence_penalty"),
+    (request(sampling=sampling_pb2.SamplingParameters(presence_penalty=3)), "presence_penalty"),
     (
         request(
             sampling=sampling_pb2.SamplingParameters(
-                logit_bias=[sampling_pb2.LogitBias(token_id=1, bias=1)]
+                logit_bias=[sampling_pb2.LogitBias(token_id=10**6, bias=1)]
             )
         ),
         "logit_bias",

@@ -41,6 +41,22 @@ def ready_ids(ready, text: str) -> list[int]:
     return vocabulary.encode(text, parse_special=False, add_bos=False)
 
 
+def test_penalties_and_biases_reach_the_target(ready, client):
+    client.chat.completions.create(
+        **CHAT,
+        seed=5,
+        presence_penalty=0.5,
+        frequency_penalty=-1.5,
+        logit_bias={"7": -100, "3": 2.5},
+        extra_body={"repetition_penalty": 1.25},
+    )
+    (sequence,) = ready.model.admitted[-1].sequences
+    sampling = sequence.sampling
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -1.5)
+    assert sampling.repetition_penalty == 1.25
+    assert [(one.token_id, one.bias) for one in sampling.logit_bias] == [(3, 2.5), (7, -100.0)]
+
+
 def test_prompt_tokens_that_were_cached_are_told_as_openai_does(ready, client):
     ready.model.cached_prompt_tokens = 16
     try:

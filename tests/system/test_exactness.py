@@ -27,6 +27,23 @@ def test_ngram_drafts_change_no_token_alone_or_at_concurrency_8(
     assert ngram_cluster.metrics()["outrider_accepted_tokens_total"] > before
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_penalties_and_biases_see_the_accepted_tokens_of_a_draft_and_no_others(
+    ngram_cluster: Cluster, temperature: float
+) -> None:
+    rules = {
+        "presence_penalty": 0.1,
+        "frequency_penalty": 0.2,
+        "repetition_penalty": 1.05,
+        "logit_bias": {"28": -2, "30": 1.5},
+    }
+    plain = answers(ngram_cluster, temperature, 8, speculation=NO_DRAFTS, **rules)
+    before = ngram_cluster.metrics()["outrider_accepted_tokens_total"]
+    assert answers(ngram_cluster, temperature, 8, **rules) == plain
+    assert ngram_cluster.metrics()["outrider_accepted_tokens_total"] > before
+    assert answers(ngram_cluster, temperature, 8, speculation=NO_DRAFTS) != plain
+
+
 @pytest.mark.parametrize("dtype", ENGINE_DTYPES)
 def test_standalone_drafts_and_a_crossed_threshold_change_no_token(
     short_model: Path, ngram_cluster: Cluster, dtype: str

@@ -16,6 +16,7 @@ from outrider.engine.feature_projection import FeatureProjection
 from outrider.engine.feature_store import FeatureStore
 from outrider.engine.feature_tap import FeatureTap, Tap
 from outrider.engine.kv_cache import BlockPool
+from outrider.engine.logit_rules import LogitRules
 from outrider.engine.runner import SequenceRows
 from outrider.engine.sampling import Sampling, sample
 from outrider.engine.verify_step import NextRow, RunningStep, SequenceStep
@@ -32,12 +33,19 @@ def logits_of(prefix: Sequence[int]) -> np.ndarray:
 
 
 def oracle(
-    prompt: Sequence[int], sampling: Sampling, max_tokens: int, stops: frozenset[int] = frozenset()
+    prompt: Sequence[int],
+    sampling: Sampling,
+    max_tokens: int,
+    stops: frozenset[int] = frozenset(),
+    rules: LogitRules | None = None,
 ) -> list[int]:
     """The output that any schedule must give."""
     tokens = list(prompt)
     for _ in range(max_tokens):
-        tokens.append(sample(logits_of(tokens), sampling, len(tokens)))
+        logits = logits_of(tokens)
+        if rules is not None:
+            logits = rules.apply(logits, prompt, tokens[len(prompt) :])
+        tokens.append(sample(logits, sampling, len(tokens)))
         if tokens[-1] in stops:
             break
     return tokens[len(prompt) :]

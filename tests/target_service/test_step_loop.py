@@ -9,6 +9,7 @@ import pytest
 from fake_drafts import FakeDrafts, Propose
 from fake_engine import VOCAB_SIZE, FakeRunner, FakeSteps, LateSteps, WatchedPool, oracle
 
+from outrider.engine.logit_rules import LogitRules
 from outrider.engine.sampling import Sampling
 from outrider.v1 import generation_pb2, target_pb2
 from target_service.policy import Policy
@@ -112,6 +113,7 @@ class Harness:
         priority: int = 0,
         patience: float = 0.0,
         deadline: float | None = None,
+        rules: LogitRules | None = None,
     ) -> None:
         self.loop.admit(
             [
@@ -127,6 +129,7 @@ class Harness:
                     priority=priority,
                     draft_length_override=override,
                     patience_seconds=patience,
+                    rules=rules,
                 )
             ]
         )
@@ -150,6 +153,19 @@ def right_draft(sequence: TokenSequence, draft_length: int) -> Sequence[int]:
     emitted = sequence.committed_length - len(request.prompt_token_ids)
     output = oracle(request.prompt_token_ids, request.sampling, emitted + draft_length)
     return output[emitted:]
+
+
+def ruled_draft(sequence: TokenSequence, draft_length: int) -> Sequence[int]:
+    """Mostly right, also under a request's rules."""
+    request = sequence.request
+    emitted = sequence.committed_length - len(request.prompt_token_ids)
+    output = oracle(
+        request.prompt_token_ids, request.sampling, emitted + draft_length, rules=request.rules
+    )
+    return [
+        token if random.random() < 0.8 else random.randrange(VOCAB_SIZE)
+        for token in output[emitted:]
+    ]
 
 
 def random_draft(sequence: TokenSequence, draft_length: int) -> Sequence[int]:
@@ -192,6 +208,38 @@ def test_tokens_are_the_oracles_whatever_is_drafted_and_whoever_joins_or_leaves(
     harness.run()
     assert {key: harness.sink.tokens(key) for key in expected} == expected
     assert (harness.scheduler.preemptions > 0) == (num_blocks == 14)
+
+
+@pytest.mark.parametrize("num_blocks", [64, 14], ids=["enough blocks", "preemption"])
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_penalties_and_biases_are_those_of_one_token_after_another(
+    num_blocks: int, runs_ahead: bool
+) -> None:
+    """Beside requests without; a step ahead of the tokens that its rules look at cannot be."""
+    random.seed(11)
+    harness = Harness(ruled_draft, num_blocks=num_blocks, runs_ahead=runs_ahead)
+    expected = {}
+    for sequence_id in range(30):
+        prompt = [random.randrange(VOCAB_SIZE) for _ in range(random.randrange(1, 40))]
+        sampling = Sampling(temperature=random.choice([0.0, 0.8]), seed=sequence_id)
+        rules = LogitRules(
+            presence_penalty=random.choice([0.0, 1.0]),
+            frequency_penalty=random.choice([0.0, 0.8]),
+            repetition_penalty=random.choice([1.0, 1.4]),
+            logit_bias=random.choice([(), ((3, 4.0), (5, -50.0))]),
+        )
+        given = random.choice([None, None, rules])
+        max_tokens = random.randrange(1, 30)
+        expected[sequence_id] = oracle(prompt, sampling, max_tokens, rules=given)
+        harness.admit(sequence_id, prompt, max_tokens, sampling, rules=given)
+        for _ in range(random.randrange(14)):
+            harness.set_policy(rules=((9, random.choice([0, 0, DRAFT_LENGTH])),))
+            if harness.scheduler.has_work:
+                harness.loop.step()
+    harness.run()
+    assert {key: harness.sink.tokens(key) for key in expected} == expected
+    assert harness.statistics.accepted_tokens > 30
+    assert (sum(harness.late.rows_ahead) > 0) == runs_ahead
 
 
 def test_a_right_draft_is_accepted_whole_in_every_step() -> None:

@@ -39,6 +39,7 @@ from outrider.engine.gpu.step_inputs import (
     ragged_shape,
 )
 from outrider.engine.gpu.truncation import truncate_
+from outrider.engine.host_verdict import verdict_of
 from outrider.engine.placement import DevicePlacement
 from outrider.engine.sampling import LogitsError
 from outrider.engine.step import SequenceRows
@@ -214,6 +215,11 @@ class GpuSteps:
                 inputs, logits = graph.inputs, graph.logits
                 filled = self._prepare(graph.host, inputs, graph.attention, sequences, sources)
                 graph.graph.replay()
+            if any(one.ruled is not None for one in sequences):
+                # Before they are truncated; those with rules are drawn from on the host.
+                logits_of_rules = logits[: inputs.shape.num_logits].clone()
+            else:
+                logits_of_rules = None
             if any(one.sampling is not None and one.sampling.is_truncated for one in sequences):
                 self._truncate(inputs, logits, sequences)
                 draw(self.memory, inputs, logits)
@@ -229,6 +235,7 @@ class GpuSteps:
             filled=filled,
             results=results,
             logits=logits,
+            logits_of_rules=logits_of_rules,
             features=features,
         )
 
@@ -358,6 +365,7 @@ class GpuStep:
     filled: Filled
     results: StepResults
     logits: torch.Tensor  # on the device, until the next step
+    logits_of_rules: torch.Tensor | None  # on the device; None: no sequence has rules
     features: RunningFeatures | None
 
     def verdicts(self) -> list[Verdict]:
@@ -371,6 +379,9 @@ class GpuStep:
         for index, sequence in enumerate(self.sequences):
             if sequence.sampling is None:
                 continue
+            if sequence.ruled is not None:
+                verdicts.append(self._verdict_of_rules(index, sequence))
+                continue
             length = int(accepted[index])
             token_id = int(drawn[index, length])
             if token_id == NO_TOKEN:
@@ -379,3 +390,10 @@ class GpuStep:
                 )
             verdicts.append(Verdict(accepted_length=length, bonus_token_id=token_id))
         return verdicts
+
+    def _verdict_of_rules(self, index: int, sequence: SequenceStep) -> Verdict:
+        """Drawn on the host, as on a CPU: a few rows of logits travel for it."""
+        assert self.logits_of_rules is not None
+        first = index * self.shape.num_drawn
+        rows = self.logits_of_rules[first : first + sequence.rows.num_logits]
+        return verdict_of(sequence, rows.float().cpu().numpy())

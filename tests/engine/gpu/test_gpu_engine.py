@@ -13,6 +13,8 @@ from outrider.engine.boot import Engine
 from outrider.engine.config import EngineConfig
 from outrider.engine.devices import boot_engine
 from outrider.engine.errors import ConfigError
+from outrider.engine.host_verdict import verdict_of
+from outrider.engine.logit_rules import LogitRules, RuledText
 from outrider.engine.sampling import Sampling, sample, sample_among
 from outrider.engine.step import SequenceRows
 from tests.engine.engine_support import RecordingReport, default_model_path
@@ -123,6 +125,34 @@ def test_sampled_and_truncated_tokens_are_the_hosts_for_the_same_logits(engine: 
         assert [verdict.bonus_token_id for verdict in verdicts] == [
             sample(row, sampling, step.base_length) for row, step in zip(logits, steps, strict=True)
         ]
+    for stream in streams:
+        stream.close()
+
+
+def test_tokens_with_penalties_are_drawn_by_the_hosts_rules_beside_those_of_the_device(
+    engine: Any,
+) -> None:
+    streams = [Stream(engine, prompt_of(50, seed), 40) for seed in range(2)]
+    graph = engine.steps.graphs[2, 3]
+    drafts = [prompt_of(2, 7 + index) for index in range(2)]
+    sampling = Sampling(temperature=1.0, seed=7, top_k=20)
+    steps = [stream.step(draft, sampling) for stream, draft in zip(streams, drafts, strict=True)]
+    untruncated = [replace(step, sampling=Sampling(temperature=1.0, seed=7)) for step in steps]
+    engine.steps.launch(untruncated, None).verdicts()
+    logits = graph.logits[:6].float().cpu().numpy()
+    plain = engine.steps.launch(steps, None).verdicts()
+    ruled = replace(
+        steps[1],
+        ruled=RuledText(
+            rules=LogitRules(logit_bias=((drafts[1][0], 100.0),), frequency_penalty=2.0),
+            prompt=streams[1].token_ids[:50],
+            output=streams[1].token_ids[50:],
+        ),
+    )
+    verdicts = engine.steps.launch([steps[0], ruled], None).verdicts()
+    assert verdicts == [plain[0], verdict_of(ruled, logits[3:6])]
+    # The bias makes the first draft right, whatever the model says.
+    assert verdicts[1].accepted_length >= 1
     for stream in streams:
         stream.close()
 

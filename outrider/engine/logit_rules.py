@@ -1,0 +1,66 @@
+"""Penalties and biases: what a request adds to its logits before temperature and truncation.
+
+In this order: the repetition penalty (arXiv 1909.05858, equation in section 4.1, with Hugging
+Face's sign rule) over all tokens before, the presence and frequency penalties over the output
+alone, and the biases, as OpenAI defines them. A position's rules see exactly the tokens accepted
+before it, so a draft changes none of them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogitRules:
+    """One request's. Ranges are checked where requests come in."""
+
+    presence_penalty: float = 0.0  # off every token of the output
+    frequency_penalty: float = 0.0  # off it as often as it came
+    repetition_penalty: float = 1.0  # divides positive logits of tokens before, multiplies others
+    logit_bias: tuple[tuple[int, float], ...] = ()  # token id, what is added
+
+    @property
+    def are_neutral(self) -> bool:
+        """They change nothing."""
+        return self == NEUTRAL
+
+    def apply(
+        self, logits: npt.NDArray[np.float32], prompt: Sequence[int], output: Sequence[int]
+    ) -> npt.NDArray[np.float32]:
+        """The changed logits [vocab] behind `prompt` and `output`, as a copy."""
+        changed = logits.copy()
+        counts = np.bincount(np.asarray(output, dtype=np.int64), minlength=len(logits))
+        in_output = np.flatnonzero(counts)
+        if self.repetition_penalty != 1:
+            before = np.union1d(in_output, np.asarray(prompt, dtype=np.int64))
+            seen = changed[before]
+            penalty = np.float32(self.repetition_penalty)
+            changed[before] = np.where(seen > 0, seen / penalty, seen * penalty)
+        changed[in_output] -= np.float32(self.presence_penalty)
+        changed[in_output] -= np.float32(self.frequency_penalty) * counts[in_output].astype(
+            np.float32
+        )
+        for token_id, bias in self.logit_bias:
+            changed[token_id] += np.float32(bias)
+        return changed
+
+
+NEUTRAL = LogitRules()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuledText:
+    """Rules with the committed tokens that they look at."""
+
+    rules: LogitRules
+    prompt: Sequence[int]
+    output: Sequence[int]
+
+    def apply(
+        self, logits: npt.NDArray[np.float32], drafts: Sequence[int]
+    ) -> npt.NDArray[np.float32]:
+        """The changed logits [vocab] behind the committed tokens and `drafts`, as a copy."""
+        return self.rules.apply(logits, self.prompt, [*self.output, *drafts])

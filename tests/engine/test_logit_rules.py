@@ -1,0 +1,101 @@
+"""Penalties and biases against a loop over tokens, and what a draft's positions see of them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.engine.host_verdict import verdict_of
+from outrider.engine.logit_rules import LogitRules, RuledText
+from outrider.engine.sampling import Sampling, sample
+from outrider.engine.step import SequenceRows
+from outrider.engine.verify_step import SequenceStep
+
+VOCABULARY = 12
+TOKENS = st.lists(st.integers(0, VOCABULARY - 1), max_size=20)
+
+
+def one_by_one(
+    logits: np.ndarray, rules: LogitRules, prompt: Sequence[int], output: Sequence[int]
+) -> list[float]:
+    """The definition, token by token, in float32."""
+    changed = []
+    biases = dict(rules.logit_bias)
+    for token_id, logit in enumerate(logits):
+        if token_id in prompt or token_id in output:
+            penalty = np.float32(rules.repetition_penalty)
+            logit = logit / penalty if logit > 0 else logit * penalty
+        if token_id in output:
+            logit = logit - np.float32(rules.presence_penalty)
+            logit = logit - np.float32(rules.frequency_penalty) * np.float32(output.count(token_id))
+        changed.append(logit + np.float32(biases.get(token_id, 0.0)))
+    return changed
+
+
+@given(
+    prompt=TOKENS,
+    output=TOKENS,
+    presence=st.sampled_from([-2.0, 0.0, 0.7]),
+    frequency=st.sampled_from([-0.3, 0.0, 2.0]),
+    repetition=st.sampled_from([0.5, 1.0, 1.3]),
+    biases=st.dictionaries(st.integers(0, VOCABULARY - 1), st.floats(-100, 100), max_size=4),
+    seed=st.integers(0, 99),
+)
+def test_rules_are_those_of_the_definition(
+    prompt: list[int],
+    output: list[int],
+    presence: float,
+    frequency: float,
+    repetition: float,
+    biases: dict[int, float],
+    seed: int,
+) -> None:
+    logits = np.random.default_rng(seed).normal(scale=3, size=VOCABULARY).astype(np.float32)
+    before = logits.copy()
+    rules = LogitRules(
+        presence_penalty=presence,
+        frequency_penalty=frequency,
+        repetition_penalty=repetition,
+        logit_bias=tuple(sorted(biases.items())),
+    )
+    found = rules.apply(logits, prompt, output)
+    assert found.dtype == np.float32
+    assert found.tolist() == one_by_one(logits, rules, prompt, output)
+    assert np.array_equal(logits, before)
+
+
+def test_neutral_rules_are_known() -> None:
+    assert LogitRules().are_neutral
+    assert not LogitRules(repetition_penalty=1.1).are_neutral
+    assert not LogitRules(logit_bias=((0, 0.0),)).are_neutral
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("num_right", [0, 1, 2, 3])
+def test_each_position_of_a_draft_sees_the_tokens_before_it_and_no_others(
+    temperature: float, num_right: int
+) -> None:
+    """Drawn one after another, a token at a time, as without a draft."""
+    logits = np.random.default_rng(5).normal(scale=0.3, size=(4, VOCABULARY)).astype(np.float32)
+    rules = LogitRules(frequency_penalty=1.5, presence_penalty=0.5, logit_bias=((3, 2.0),))
+    sampling = Sampling(temperature=temperature, seed=11)
+    prompt, output = [1, 2, 3], [4, 4, 5]
+    tokens: list[int] = []
+    for index in range(4):
+        row = rules.apply(logits[index], prompt, [*output, *tokens])
+        tokens.append(sample(row, sampling, 6 + index))
+    # The rules matter: without them the tokens are others.
+    assert tokens != [sample(row, sampling, 6 + index) for index, row in enumerate(logits)]
+    drafts = (tokens[:num_right] + [(tokens[num_right] + 1) % VOCABULARY] * 3)[:3]
+    step = SequenceStep(
+        rows=SequenceRows(token_ids=[output[-1], *drafts], start=5, block_table=[1], num_logits=4),
+        draft_length=3,
+        sampling=sampling,
+        base_length=6,
+        ruled=RuledText(rules=rules, prompt=prompt, output=output),
+    )
+    verdict = verdict_of(step, logits)
+    assert verdict.accepted_length == num_right
+    assert verdict.emitted_token_ids(drafts) == tokens[: num_right + 1]
