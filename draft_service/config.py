@@ -60,7 +60,7 @@ class DraftConfig(ServiceConfig):
         512, description="model drafters: size of the KV cache in MiB"
     )
     max_draft_length: Annotated[int, Field(ge=0, le=32)] = Field(
-        5, description="eagle3 on a GPU: longest draft that graphs are captured for"
+        5, description="on a GPU: longest draft that graphs are captured for"
     )
     draft_window: Annotated[int, Field(ge=0)] = Field(
         0, description="eagle3: positions before a sequence's end that the head sees; 0 = all"
@@ -139,10 +139,6 @@ class DraftConfig(ServiceConfig):
             raise ConfigurationError(
                 f"draft-min-probability is {self.draft_min_probability:g}, must be 0 with device "
                 f"{self.device!r}: a draft is one graph there"
-            )
-        if self.device != "cpu" and self.computes_model and not self.has_head:
-            raise ConfigurationError(
-                f"device is {self.device!r}, must be cpu for a small model as a drafter"
             )
         if not self.has_head:
             for name, is_given in (

@@ -44,8 +44,9 @@ class DraftSource(Protocol):
         *,
         decode_rows: int,
         patience_seconds: float,
-    ) -> None:
-        """Asks for drafts for some of the next step's decode rows.
+    ) -> bool:
+        """Asks for drafts for some of the next step's decode rows; False where it does not, since
+        they would most likely come too late.
 
         `draft_lengths` is by arrival, each above 0. With patience, the step may wait so long.
         """

@@ -59,8 +59,9 @@ class _ReplayedDrafts(NoDrafts):
         *,
         decode_rows: int,
         patience_seconds: float,
-    ) -> None:
+    ) -> bool:
         self._lengths = dict(draft_lengths)
+        return True
 
     def collect(
         self, sequences: Sequence[TokenSequence], *, has_news: Callable[[], bool]

@@ -32,6 +32,9 @@ DRAFTING_SHARE = 0.9
 # How often a patient wait looks whether anybody else wants something.
 PATIENT_SLICE_SECONDS = 0.02
 
+# Round trips whose median says when the next draft will be there.
+NUM_RECENT_ROUND_TRIPS = 16
+
 # More unsent messages than this, and features that can wait do.
 CONGESTED_MESSAGES = 8
 
@@ -101,25 +104,28 @@ class LinkedDrafts:
         *,
         decode_rows: int,
         patience_seconds: float,
-    ) -> None:
+    ) -> bool:
         self._follow_stream()
         self._asked_lengths.clear()
         view = self._view
         if not view.stream_epoch or not view.max_draft_length:
-            return
+            return False
+        wait = patience_seconds or self._wait_seconds(decode_rows)
         messages = self._told.held_back(view)
-        wanted = [sequence for sequence in sequences if self._told.may_ask(sequence, view)]
+        wanted = []
+        if wait is not None:
+            wanted = [sequence for sequence in sequences if self._told.may_ask(sequence, view)]
         lengths = [
             min(draft_lengths[sequence.arrival], view.max_draft_length) for sequence in wanted
         ]
         news = self._told.catch_up(wanted, lengths, view, is_congested=self._is_congested())
         messages.extend(news.opens)
         if news.rows:
+            assert wait is not None
             self._asked_lengths = {
                 sequence.arrival: row.draft_length
                 for sequence, row in zip(news.asked, news.rows, strict=True)
             }
-            wait = patience_seconds or self._wait_seconds(decode_rows)
             late_after = max(self._wait.plain_seconds(decode_rows) + MAX_EXTRA_SECONDS, wait)
             deadline_us = int((wait or late_after) * DRAFTING_SHARE * 1e6)
             messages.extend(self._steps(news.rows, deadline_us))
@@ -131,6 +137,7 @@ class LinkedDrafts:
         messages.extend(self._steps(news.feeding_rows, 0))
         if messages:
             self._send(view.stream_epoch, messages)
+        return bool(news.rows)
 
     def tap(self) -> Tap | None:
         self._follow_stream()
@@ -190,12 +197,18 @@ class LinkedDrafts:
         if not collected.drafts:
             self._wait.observe_plain(decode_rows, seconds)
 
-    def _wait_seconds(self, decode_rows: int) -> float:
-        """How long the next step may wait for its drafts, from now."""
+    def _wait_seconds(self, decode_rows: int) -> float | None:
+        """How long the next step may wait for its drafts, from now; None: it shall ask for none."""
         if self._circuit() != Circuit.CLOSED:
             # On trial: a draft that is there in time is welcome, none is waited for.
             return 0.0
-        return self._wait.seconds(decode_rows, self._statistics.link_round_trip.quantile(0.95))
+        round_trip = self._statistics.link_round_trip
+        seconds = self._wait.seconds(
+            decode_rows,
+            draft_latency_p50=round_trip.quantile(0.5, latest=NUM_RECENT_ROUND_TRIPS),
+            draft_latency_p95=round_trip.quantile(0.95),
+        )
+        return seconds or None
 
     def _wait_for_answer(self, has_news: Callable[[], bool]) -> bool:
         epoch = self._view.stream_epoch

@@ -30,7 +30,7 @@ class NoDrafts:
         *,
         decode_rows: int,
         patience_seconds: float,
-    ) -> None:
+    ) -> bool:
         raise AssertionError("there is no draft service to ask")
 
     def collect(

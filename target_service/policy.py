@@ -10,7 +10,8 @@ DRAFT_LENGTH_ZERO = "draft_length_zero"
 NO_DRAFT_SERVICE = "no_draft_service"
 LINK_DOWN = "link_down"
 CIRCUIT_OPEN = "circuit_open"
-# The sequences began to decode in this very step, or the draft service refused them.
+# The sequences began to decode in this very step, the draft service refused them, or a draft would
+# have come later than it is worth.
 NOT_ASKED = "not_asked"
 BYPASS_REASONS = (
     THRESHOLD, DRAFT_LENGTH_ZERO, NO_DRAFT_SERVICE, LINK_DOWN, CIRCUIT_OPEN, NOT_ASKED,

@@ -5,6 +5,7 @@ anyone.
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterable
+from itertools import islice
 
 from outrider.v1 import target_pb2
 from target_service.codec import DROP_REASONS, RECEIVED_KINDS, SENT_KINDS
@@ -32,12 +33,13 @@ class Durations:
         self._sum += seconds
         self._latest.append(seconds)
 
-    def quantile(self, share: float) -> float:
+    def quantile(self, share: float, latest: int = NUM_LATEST) -> float:
         """Quantile of the latest observations, in seconds; 0 before the first."""
-        latest = sorted(self._latest)
-        if not latest:
+        first = max(len(self._latest) - latest, 0)
+        latest_seconds = sorted(islice(self._latest, first, None))
+        if not latest_seconds:
             return 0.0
-        return latest[min(len(latest) - 1, int(share * len(latest)))]
+        return latest_seconds[min(len(latest_seconds) - 1, int(share * len(latest_seconds)))]
 
     def to_message(self) -> target_pb2.Histogram:
         return target_pb2.Histogram(

@@ -366,8 +366,10 @@ class StepLoop:
         patience = self._patience_seconds()
         if lengths and self._drafts.unavailable(patience_seconds=patience) is None:
             asked = [sequence for sequence in decoding if sequence.arrival in lengths]
-            self._drafts.ask(asked, lengths, decode_rows=len(decoding), patience_seconds=patience)
-            return max(lengths.values())
+            is_asked = self._drafts.ask(
+                asked, lengths, decode_rows=len(decoding), patience_seconds=patience
+            )
+            return max(lengths.values()) if is_asked else 0
         self._drafts.flush(is_bypassed=False)
         return 0
 

@@ -5,67 +5,26 @@ Suresh, arXiv 2408.07978), so a drafter with the target's weights proposes the t
 """
 
 import time
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from draft_service.drafters.drafter import DrafterOffer, FeatureRows, Proposal, Wish
-from draft_service.drafters.pace import ANSWER_SECONDS, MAX_BACKLOG, rows_within
+from draft_service.drafters.drafter import Proposal, Wish
+from draft_service.drafters.pace import ANSWER_SECONDS
 from draft_service.drafters.probability import probability_of
-from outrider.engine.errors import CacheFull
+from draft_service.drafters.small_model_drafter import SmallModelDrafter, SmallModelLimits
+from draft_service.drafters.standalone_sequence import StandaloneSequence
 from outrider.engine.kv_cache import BlockPool
 from outrider.engine.runner import Runner, SequenceRows
-from outrider.engine.sampling import Sampling, sample
+from outrider.engine.sampling import sample
 
-NAME = "standalone"
 MAX_DRAFT_LENGTH = 32
 
 
-class StandaloneSequence:
-    """One sequence: its live tokens, its blocks, and what of it lies in the KV cache."""
-
-    __slots__ = ("block_table", "cached_length", "draft_tail", "sampling", "token_ids")
-
-    def __init__(self, token_ids: "array[int]", sampling: Sampling) -> None:
-        self.token_ids = token_ids
-        self.sampling = sampling
-        self.block_table: list[int] = []
-        # Keys and values of so many committed tokens are in the cache,
-        self.cached_length = 0
-        # and behind them those of these draft tokens.
-        self.draft_tail: list[int] = []
-
-    def settle(self) -> None:
-        """Keeps of the draft tail what was committed since; the rest will be overwritten."""
-        tokens, tail = self.token_ids, self.draft_tail
-        kept = 0
-        while (
-            kept < len(tail)
-            and self.cached_length < len(tokens)
-            and tokens[self.cached_length] == tail[kept]
-        ):
-            kept += 1
-            self.cached_length += 1
-        self.draft_tail = tail[kept:] if self.cached_length == len(tokens) else []
-
-    def rows(self, count: int, num_logits: int) -> SequenceRows:
-        """The next `count` committed tokens that are not in the cache."""
-        start = self.cached_length
-        return SequenceRows(
-            token_ids=self.token_ids[start : start + count].tolist(),
-            start=start,
-            block_table=self.block_table,
-            num_logits=num_logits,
-        )
-
-
-class StandaloneDrafter:
+class StandaloneDrafter(SmallModelDrafter):
     """Proposes with a model of its own. One forward per draft position, for all rows together."""
-
-    max_backlog = MAX_BACKLOG
 
     def __init__(
         self,
@@ -78,58 +37,23 @@ class StandaloneDrafter:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`step_seconds`: (rows, seconds of a forward), ascending, as measured at boot."""
-        self._runner = runner
-        self._pool = block_pool
-        self._eos_token_ids = eos_token_ids
-        self._step_seconds = step_seconds
-        self._clock = clock
-        self.offer = DrafterOffer(
-            name=NAME,
+        super().__init__(
+            limits=SmallModelLimits(
+                block_size=runner.block_size,
+                max_sequence_length=runner.max_sequence_length,
+                max_step_rows=runner.max_step_rows,
+                max_draft_length=MAX_DRAFT_LENGTH,
+                step_seconds=step_seconds,
+            ),
+            block_pool=block_pool,
             fingerprint=fingerprint,
-            max_draft_length=MAX_DRAFT_LENGTH,
-            max_sequence_length=runner.max_sequence_length,
-            feature_needs=None,
         )
+        self._runner = runner
+        self._eos_token_ids = eos_token_ids
+        self._clock = clock
 
-    def open(self, token_ids: "array[int]", sampling: Sampling) -> StandaloneSequence:
-        """No forward yet: `prepare` runs the prompt in pieces, while the target runs it too."""
-        return StandaloneSequence(token_ids, sampling)
-
-    def add_features(self, state: StandaloneSequence, features: FeatureRows) -> bool:
-        """Never called: it needs none."""
-        raise AssertionError("the standalone drafter announced no need of features")
-
-    def reserve(self, state: StandaloneSequence, length: int) -> bool:
-        """Hands the sequence blocks for `length` tokens; False if the pool has too few."""
-        try:
-            self._pool.grow(state.block_table, length=length, block_size=self._runner.block_size)
-        except CacheFull:
-            return False
-        return True
-
-    def backlog(self, state: StandaloneSequence) -> int:
-        """Committed tokens that are not in the cache."""
-        state.settle()
-        return len(state.token_ids) - state.cached_length
-
-    def prepare(self, states: Sequence[StandaloneSequence], budget_seconds: float) -> None:
-        """One forward of as many rows as the budget allows, of the first sequences first."""
-        room = self.rows_within(budget_seconds)
-        batch = []
-        for state in states:
-            count = min(self.backlog(state), room)
-            if count:
-                batch.append((state, state.rows(count, num_logits=0)))
-                room -= count
-        if batch:
-            self._runner.forward([rows for _, rows in batch])
-        for state, rows in batch:
-            state.cached_length += len(rows.token_ids)
-            state.draft_tail = []
-
-    def rows_within(self, seconds: float) -> int:
-        """Rows of a forward of about so many seconds, by what boot measured."""
-        return rows_within(seconds, self._step_seconds, self._runner.max_step_rows)
+    def _run_rows(self, batch: Sequence[SequenceRows]) -> None:
+        self._runner.forward(batch)
 
     def propose(self, wishes: Sequence[Wish[StandaloneSequence]]) -> list[Proposal]:
         """Draws up to that many tokens for each.
@@ -181,11 +105,6 @@ class StandaloneDrafter:
             and draft[-1] not in self._eos_token_ids
             and next_ends <= wish.finish_by
         )
-
-    def close(self, state: StandaloneSequence) -> None:
-        """Gives the blocks back."""
-        self._pool.release(state.block_table)
-        state.block_table = []
 
     def _forward(
         self, batch: Sequence[tuple[int, SequenceRows]]

@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 
 from draft_service.config import DraftConfig
+from draft_service.drafters.small_model_drafter import SmallModelDrafter
 from draft_service.drafters.standalone import StandaloneDrafter
 from draft_service.handshake import DraftIdentity
-from outrider.engine.boot import BootReport, CpuEngine, Stage, boot
+from outrider.engine.boot import BootReport, CpuEngine, Engine, Stage
 from outrider.engine.config import EngineConfig
+from outrider.engine.devices import boot_engine
 from outrider.engine.first_decode import step_milliseconds
 from outrider.serving.errors import ConfigurationError
 from outrider.serving.model_source import resolve_model
@@ -17,7 +19,7 @@ from outrider.serving.tokenizer import load_tokenizer
 class StandaloneBooted:
     """A drafter over an engine that has decoded."""
 
-    drafter: StandaloneDrafter
+    drafter: SmallModelDrafter
     identity: DraftIdentity
     device: str
     limits: dict[str, str]
@@ -32,12 +34,13 @@ def boot_standalone_drafter(config: DraftConfig, report: BootReport) -> Standalo
     tokenizer_sha256 = load_tokenizer(source.path).sha256
     if config.model:
         _check_tokenizer(config, tokenizer_sha256)
-    engine = boot(
+    engine = boot_engine(
         EngineConfig(
             model_path=source.path,
             dtype=config.dtype,
             device=config.device,
             kv_cache_bytes=config.kv_cache_mib * 2**20,
+            max_draft_length=max(config.max_draft_length, 1),
         ),
         report,
     )
@@ -58,10 +61,24 @@ def boot_standalone_drafter(config: DraftConfig, report: BootReport) -> Standalo
     )
 
 
-def drafter_over(engine: CpuEngine) -> StandaloneDrafter:
+def drafter_over(engine: Engine) -> SmallModelDrafter:
     """A drafter with an engine of its own."""
-    return StandaloneDrafter(
-        runner=engine.runner,
+    if isinstance(engine, CpuEngine):
+        return StandaloneDrafter(
+            runner=engine.runner,
+            block_pool=engine.block_pool,
+            eos_token_ids=frozenset(engine.model_config.eos_token_ids),
+            fingerprint=engine.fingerprint,
+            step_seconds=engine.limits.step_seconds,
+        )
+    # Imported here: its libraries are there only where there is a GPU.
+    from draft_service.drafters.standalone_graphs import StandaloneGraphDrafter
+    from outrider.engine.gpu.step_chains import StepChains
+    from outrider.engine.gpu.steps import GpuSteps
+
+    assert isinstance(engine.steps, GpuSteps)
+    return StandaloneGraphDrafter(
+        chains=StepChains(engine.steps),
         block_pool=engine.block_pool,
         eos_token_ids=frozenset(engine.model_config.eos_token_ids),
         fingerprint=engine.fingerprint,

@@ -89,10 +89,6 @@ def test_a_head_or_a_small_model_makes_the_default_hybrid(tmp_path: Path) -> Non
             ),
             "draft-min-probability is 0.2, must be 0 with device 'cuda'",
         ),
-        (
-            ("--draft", "standalone", "--draft-model", "m", "--device", "cuda:1"),
-            "device is 'cuda:1', must be cpu for a small model",
-        ),
     ],
 )
 def test_what_does_not_fit_together_is_refused(

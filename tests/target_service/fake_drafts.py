@@ -39,11 +39,12 @@ class FakeDrafts:
         *,
         decode_rows: int,
         patience_seconds: float,
-    ) -> None:
+    ) -> bool:
         assert {sequence.arrival for sequence in sequences} == set(draft_lengths)
         self._lengths = dict(draft_lengths)
         self.asks.append(self._lengths)
         self.patience.append(patience_seconds)
+        return True
 
     def collect(
         self, sequences: Sequence[TokenSequence], *, has_news: Callable[[], bool]

@@ -56,7 +56,8 @@ class StepResults:
 
 class StepMemory:
     """What all steps share, since the device works on one at a time: inputs, results, workspaces.
-    Only the host may lag behind, and its copies of the results take turns.
+    Only the host may lag behind, and its copies of the results take turns: as many as
+    steps run at once, or make a draft.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class StepMemory:
                 numbers=torch.zeros(num_results, dtype=torch.int32, pin_memory=True),
                 done=torch.cuda.Event(),  # type: ignore[no-untyped-call]
             )
-            for _ in range(MOST_RUNNING)
+            for _ in range(max(MOST_RUNNING, bounds.max_draft_length))
         ]
         # What the host wrote for the last step is on the device, and may be written over.
         self.inputs_taken = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -190,8 +191,7 @@ class GpuSteps:
             )
             for row in rows
         ]
-        sources = [row.index * after.shape.num_drawn for row in rows]
-        return self._launch(sequences, tap, np.array(sources, dtype=np.int32))
+        return self._launch(sequences, tap, after.last_drawn()[[row.index for row in rows]])
 
     def _launch(
         self,
@@ -390,6 +390,20 @@ class GpuStep:
                 )
             verdicts.append(Verdict(accepted_length=length, bonus_token_id=token_id))
         return verdicts
+
+    def last_tokens(self) -> list[int]:
+        """What the last row of every sequence drew, NO_TOKEN where its logits are not finite.
+        Waits until they are there; instead of `verdicts`, for steps without features.
+        """
+        self.results.done.synchronize()
+        tokens: list[int] = self.results.numbers.numpy()[self.last_drawn()].tolist()
+        return tokens
+
+    def last_drawn(self) -> npt.NDArray[np.int32]:
+        """Where among the results these are, int32 [sequences]."""
+        last = [max(one.rows.num_logits, 1) - 1 for one in self.sequences]
+        first = np.arange(len(last), dtype=np.int32) * self.shape.num_drawn
+        return first + np.array(last, dtype=np.int32)
 
     def _verdict_of_rules(self, index: int, sequence: SequenceStep) -> Verdict:
         """Drawn on the host, as on a CPU: a few rows of logits travel for it."""
