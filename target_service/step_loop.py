@@ -318,11 +318,26 @@ class StepLoop:
             if not chunk.is_last:
                 chunk.sequence.cached_length += chunk.length
                 self._scheduler.computed(chunk.sequence)
-        return [
-            self._commit_verdict(row, verdict)
-            for row, verdict in judged
-            if row.sequence not in left
-        ]
+        outcomes = []
+        for row, verdict in judged:
+            if row.sequence in left:
+                continue
+            constraint = row.sequence.constraint
+            if constraint is not None and constraint.failure is not None:
+                self._give_up(row.sequence, constraint.failure)
+            else:
+                outcomes.append(self._commit_verdict(row, verdict))
+        return outcomes
+
+    def _give_up(self, sequence: TokenSequence, reason: str) -> None:
+        """Ends a sequence whose grammar cannot be followed any further, with its output so far."""
+        self._end(sequence)
+        num_tokens = sequence.committed_length - len(sequence.request.prompt_token_ids)
+        sequence.request.sink.reject(
+            sequence.request.sequence_id,
+            target_pb2.REJECT_REASON_INVALID,
+            f"structured_output cannot be followed behind {num_tokens} tokens: {reason}",
+        )
 
     def _commit_verdict(self, row: DecodeRow, verdict: Verdict) -> tuple[TokenSequence, Outcome]:
         sequence, draft_token_ids = row.sequence, row.draft_token_ids
