@@ -4,6 +4,7 @@ from gateway.chat_template import ChatTemplateMissing, compile_chat_template
 from gateway.config import GatewayConfig
 from gateway.model import TextModel
 from outrider.serving.errors import ConfigurationError
+from outrider.serving.grammar_compiler import make_grammar_compiler
 from outrider.serving.model_source import resolve_model
 from outrider.serving.tokenizer import load_tokenizer
 
@@ -29,4 +30,5 @@ def load_text_model(reference: str) -> TextModel:
         vocabulary=vocabulary,
         chat_template=chat_template,
         longest_token_bytes=max(map(len, vocabulary.token_bytes.by_id)),
+        grammar_compiler=make_grammar_compiler(vocabulary),
     )

@@ -60,7 +60,7 @@ class Completions:
                     default_max_tokens=DEFAULT_TEXT_MAX_TOKENS,
                 )
             else:
-                generation_request = self._generator.token_request(
+                generation_request = await self._generator.token_request(
                     "prompt",
                     form.prompt,
                     form.options,

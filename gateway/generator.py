@@ -53,16 +53,16 @@ class Generator:
     ) -> GenerationRequest:
         """A conversation; by default up to the end of the context."""
         prompt = await self.chat_tokens(messages)
-        return self._request("messages", prompt, options, request_id, None)
+        return await self._request("messages", prompt, options, request_id, None)
 
     async def text_request(
         self, text: str, options: Options, request_id: str, *, default_max_tokens: int | None
     ) -> GenerationRequest:
         """A text to continue."""
         prompt = await self.text_tokens(text)
-        return self._request("prompt", prompt, options, request_id, default_max_tokens)
+        return await self._request("prompt", prompt, options, request_id, default_max_tokens)
 
-    def token_request(
+    async def token_request(
         self,
         field: str,
         token_ids: Sequence[int],
@@ -73,7 +73,7 @@ class Generator:
     ) -> GenerationRequest:
         """Token ids to continue, taken as they are."""
         check_token_ids(field, token_ids, self.model().vocab_size)
-        return self._request(field, token_ids, options, request_id, default_max_tokens)
+        return await self._request(field, token_ids, options, request_id, default_max_tokens)
 
     async def chat_tokens(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The prompt that a conversation becomes."""
@@ -102,7 +102,7 @@ class Generator:
             self._statistics,
         )
 
-    def _request(
+    async def _request(
         self,
         field: str,
         prompt_token_ids: Sequence[int],
@@ -110,7 +110,7 @@ class Generator:
         request_id: str,
         default_max_tokens: int | None,
     ) -> GenerationRequest:
-        return generation_request(
+        request = generation_request(
             self.model(),
             request_id=request_id,
             field=field,
@@ -118,3 +118,9 @@ class Generator:
             options=options,
             default_max_tokens=default_max_tokens,
         )
+        if options.structured_output is not None:
+            # The target compiles it again; what cannot be compiled is refused here, by its field.
+            compiler = self._lifecycle.ready().text_model.grammar_compiler
+            requested = options.structured_output
+            await compiler.compiled(requested.field, requested.output)
+        return request

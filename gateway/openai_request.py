@@ -9,6 +9,7 @@ from typing import Any
 
 from gateway.fields import Fields, as_integer, as_text
 from gateway.request import Options
+from gateway.structured_output_fields import requested_output
 from outrider.serving.errors import InvalidArgument
 from outrider.serving.sampling_parameters import MAX_TOP_K, SamplingParameters
 
@@ -30,7 +31,6 @@ _NEUTRAL_IN_CHAT: _Neutral = (
     *_NEUTRAL,
     ("logprobs", (False,), "false"),
     ("top_logprobs", (0,), "0"),
-    ("response_format", ({"type": "text"},), "{'type': 'text'}"),
     ("tools", ([],), "empty"),
     ("tool_choice", ("none", "auto"), "'none' or 'auto'"),
     ("parallel_tool_calls", (True, False), "true or false"),
@@ -156,6 +156,7 @@ def _options(fields: Fields, max_tokens: int | None) -> Options:
         ),
         ignore_eos=fields.boolean("ignore_eos"),
         draft_length=_draft_length(fields.take("speculation")),
+        structured_output=requested_output(fields),
     )
 
 

@@ -73,7 +73,7 @@ class GenerationServicer:
                 message.prompt, options, request_id, default_max_tokens=None
             )
         if kind == "prompt_token_ids":
-            return self._generator.token_request(
+            return await self._generator.token_request(
                 "prompt_token_ids",
                 list(message.prompt_token_ids.ids),
                 options,

@@ -100,6 +100,11 @@ def generation_request(
             options.draft_length,
             f"between 0 and {model.max_draft_length}",
         )
+    requested = options.structured_output
+    if requested is not None and options.ignore_eos:
+        raise InvalidArgument(
+            "ignore_eos", True, f"false with {requested.field}: the text ends where it is complete"
+        )
     asked = options.sampling
     check_token_ids("logit_bias", [token_id for token_id, _ in asked.logit_bias], model.vocab_size)
     seed = draw_seed() if asked.seed is None else asked.seed
@@ -116,6 +121,7 @@ def generation_request(
         patience_seconds=options.patience_seconds,
         deadline_seconds=options.deadline_seconds,
         priority=priority,
+        structured_output=None if requested is None else requested.output,
     )
 
 

@@ -3,7 +3,6 @@ it.
 """
 
 from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from outrider.engine.boot import Engine, Stage
@@ -14,7 +13,7 @@ from outrider.engine.noise import NOISE_VERSION
 from outrider.engine.prefix_hash import PREFIX_HASH_ALGORITHM
 from outrider.serving.errors import ConfigurationError
 from outrider.serving.gpu_monitor import monitor_gpu
-from outrider.serving.grammar_compiler import GrammarCompiler, compiler_threads
+from outrider.serving.grammar_compiler import GrammarCompiler, make_grammar_compiler
 from outrider.serving.lifecycle import Lifecycle
 from outrider.serving.link_protocol import PROTOCOL_VERSION
 from outrider.serving.model_source import resolve_model
@@ -44,7 +43,6 @@ class Target:
     model_info: target_pb2.ModelInfo
     bounds: AdmissionBounds
     grammar_compiler: GrammarCompiler
-    grammar_threads: Executor
     scheduler: Scheduler
     statistics: Statistics
     step_loop: StepLoop
@@ -78,7 +76,7 @@ def boot_target(
         )
     source = resolve_model(config.model)
     vocabulary = load_tokenizer(source.path)
-    grammar_compiler = GrammarCompiler(vocabulary)
+    grammar_compiler = make_grammar_compiler(vocabulary)
     engine = boot_engine(
         EngineConfig(
             model_path=source.path,
@@ -147,7 +145,6 @@ def boot_target(
             max_patience_seconds=config.step_timeout / 4,
         ),
         grammar_compiler=grammar_compiler,
-        grammar_threads=compiler_threads(),
         scheduler=scheduler,
         statistics=statistics,
         step_loop=step_loop,

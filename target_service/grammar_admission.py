@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor
 
 from outrider.serving.errors import InvalidArgument
 from outrider.serving.grammar_compiler import Grammar, GrammarCompiler
@@ -24,14 +23,12 @@ class GrammarAdmission:
         self,
         *,
         compiler: GrammarCompiler,
-        executor: Executor,
         admit: Admit,
         refuse: Refuse,
         on_task_end: Callable[["asyncio.Task[None]"], None],
     ) -> None:
         """`on_task_end` is told of every task: nothing but InvalidArgument is expected there."""
         self._compiler = compiler
-        self._executor = executor
         self._admit = admit
         self._refuse = refuse
         self._on_task_end = on_task_end
@@ -54,12 +51,7 @@ class GrammarAdmission:
     async def _compile(self, message: target_pb2.Admit) -> None:
         try:
             wanted = structured_output_from(FIELD, message.structured_output)
-            grammar = self._compiler.kept(wanted)
-            if grammar is None:
-                grammar = await asyncio.get_running_loop().run_in_executor(
-                    self._executor, self._compiler.compile, FIELD, wanted
-                )
-            self._admit(message, grammar)
+            self._admit(message, await self._compiler.compiled(FIELD, wanted))
         except InvalidArgument as error:
             self._refuse(message.sequence_id, error)
 

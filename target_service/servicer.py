@@ -157,7 +157,6 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
 
         return GrammarAdmission(
             compiler=target.grammar_compiler,
-            executor=target.grammar_threads,
             admit=admit,
             refuse=stream.refuse,
             on_task_end=self._grammar_task_ended,

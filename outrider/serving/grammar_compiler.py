@@ -4,10 +4,11 @@ What a grammar may cost is bounded by counts, not by time, so that gateway and t
 machines agree on what is too costly.
 """
 
+import asyncio
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -61,15 +62,27 @@ class Grammar:
 
 
 class GrammarCompiler:
-    """One model's. Safe to share by threads; an event loop runs `compile` on `executor`."""
+    """One model's. Safe to share by threads. Made by `make_grammar_compiler`."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        """A tenth of a second and more, for the vocabulary's tree."""
+    def __init__(
+        self, vocabulary: Vocabulary, tokenizer: LLTokenizer | None, executor: Executor
+    ) -> None:
+        """`tokenizer` is None for a model without an end-of-sequence token."""
         self._vocab_size = vocabulary.vocab_size
         self._eos_token_ids = frozenset(vocabulary.eos_token_ids)
-        self._tokenizer = None if not vocabulary.eos_token_ids else _ll_tokenizer(vocabulary)
+        self._tokenizer = tokenizer
+        self._executor = executor
         self._kept: OrderedDict[StructuredOutput, Grammar] = OrderedDict()
         self._lock = threading.Lock()
+
+    async def compiled(self, field: str, wanted: StructuredOutput) -> Grammar:
+        """Compiles beside the event loop. Raises GrammarRefused with the field and the reason."""
+        grammar = self.kept(wanted)
+        if grammar is None:
+            grammar = await asyncio.get_running_loop().run_in_executor(
+                self._executor, self.compile, field, wanted
+            )
+        return grammar
 
     def kept(self, wanted: StructuredOutput) -> Grammar | None:
         """The grammar if it is compiled already."""
@@ -80,7 +93,7 @@ class GrammarCompiler:
             return grammar
 
     def compile(self, field: str, wanted: StructuredOutput) -> Grammar:
-        """Raises GrammarRefused with the field and the reason."""
+        """Compiles on this thread. Raises GrammarRefused with the field and the reason."""
         grammar = self.kept(wanted)
         if grammar is None:
             grammar = self._compiled(field, wanted)
@@ -125,9 +138,15 @@ _WORDS: Final = {
 }
 
 
-def compiler_threads() -> ThreadPoolExecutor:
-    """A thread for one grammar after the other, with room for their recursion: what compiles must
-    not take the processors from what generates.
+def make_grammar_compiler(vocabulary: Vocabulary) -> GrammarCompiler:
+    """Takes a tenth of a second and more, for the vocabulary's tree of bytes."""
+    tokenizer = _ll_tokenizer(vocabulary) if vocabulary.eos_token_ids else None
+    return GrammarCompiler(vocabulary, tokenizer, _compiler_thread())
+
+
+def _compiler_thread() -> ThreadPoolExecutor:
+    """One grammar after the other, with room for their recursion: what compiles must not take the
+    processors from what generates.
     """
     executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
     usual = threading.stack_size(COMPILER_STACK_BYTES)

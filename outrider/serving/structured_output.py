@@ -10,9 +10,8 @@ from typing import Any, Literal
 from outrider.serving.errors import InvalidArgument
 from outrider.v1 import structured_output_pb2
 
-# Bounds of what compiling can take: its time, and the depth of its recursion.
-MAX_SCHEMA_CHARACTERS = 65_536
-MAX_PATTERN_CHARACTERS = 16_384
+# Bounds what compiling can take: its time, and the depth of its recursion.
+MAX_CHARACTERS = 65_536
 MAX_CHOICES = 1024
 
 Kind = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
@@ -46,17 +45,17 @@ JSON_OBJECT = StructuredOutput(kind="json_object")
 def json_schema(field: str, schema: Mapping[str, Any]) -> StructuredOutput:
     """One JSON text that the schema describes, its properties in the schema's order."""
     text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
-    return StructuredOutput(kind="json_schema", text=_bounded(field, text, MAX_SCHEMA_CHARACTERS))
+    return StructuredOutput(kind="json_schema", text=_bounded(field, text))
 
 
 def regex(field: str, pattern: str) -> StructuredOutput:
     """Texts that the whole pattern matches."""
-    return StructuredOutput(kind="regex", text=_bounded(field, pattern, MAX_PATTERN_CHARACTERS))
+    return StructuredOutput(kind="regex", text=_bounded(field, pattern))
 
 
 def grammar(field: str, text: str) -> StructuredOutput:
     """Texts of a Lark grammar."""
-    return StructuredOutput(kind="grammar", text=_bounded(field, text, MAX_PATTERN_CHARACTERS))
+    return StructuredOutput(kind="grammar", text=_bounded(field, text))
 
 
 def choice(field: str, texts: Sequence[str]) -> StructuredOutput:
@@ -64,12 +63,10 @@ def choice(field: str, texts: Sequence[str]) -> StructuredOutput:
     if not 1 <= len(texts) <= MAX_CHOICES:
         raise InvalidArgument(field, f"a list of {len(texts)}", f"1 to {MAX_CHOICES} texts")
     for index, text in enumerate(texts):
-        _bounded(f"{field}[{index}]", text, MAX_PATTERN_CHARACTERS)
+        _bounded(f"{field}[{index}]", text)
     num_characters = sum(map(len, texts))
-    if num_characters > MAX_SCHEMA_CHARACTERS:
-        raise InvalidArgument(
-            field, f"{num_characters} characters", f"at most {MAX_SCHEMA_CHARACTERS}"
-        )
+    if num_characters > MAX_CHARACTERS:
+        raise InvalidArgument(field, f"{num_characters} characters", f"at most {MAX_CHARACTERS}")
     return StructuredOutput(kind="choice", choices=tuple(texts))
 
 
@@ -92,7 +89,7 @@ def structured_output_from(
 
 
 def _schema(field: str, message: structured_output_pb2.StructuredOutput) -> Mapping[str, Any]:
-    text = _bounded(field, message.json_schema, MAX_SCHEMA_CHARACTERS)
+    text = _bounded(field, message.json_schema)
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -102,11 +99,11 @@ def _schema(field: str, message: structured_output_pb2.StructuredOutput) -> Mapp
     return schema
 
 
-def _bounded(field: str, text: str, most: int) -> str:
+def _bounded(field: str, text: str) -> str:
     if not text:
         raise InvalidArgument(field, text, "at least one character")
-    if len(text) > most:
-        raise InvalidArgument(field, f"{len(text)} characters", f"at most {most}")
+    if len(text) > MAX_CHARACTERS:
+        raise InvalidArgument(field, f"{len(text)} characters", f"at most {MAX_CHARACTERS}")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

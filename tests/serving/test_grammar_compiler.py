@@ -1,5 +1,6 @@
 """Structured output compiled for a vocabulary, and the automaton that follows an output."""
 
+import asyncio
 import json
 import random
 import time
@@ -14,13 +15,12 @@ from outrider.serving.grammar_compiler import (
     KEPT_GRAMMARS,
     GrammarCompiler,
     GrammarRefused,
-    compiler_threads,
+    make_grammar_compiler,
 )  # fmt: skip
 from outrider.serving.model_source import DEFAULT_MODEL, resolve_model
 from outrider.serving.structured_output import (
     JSON_OBJECT,
-    MAX_PATTERN_CHARACTERS,
-    MAX_SCHEMA_CHARACTERS,
+    MAX_CHARACTERS,
     StructuredOutput,
     choice,
     grammar,
@@ -51,7 +51,7 @@ def vocabulary() -> Vocabulary:
 
 @pytest.fixture(scope="module")
 def compiler(vocabulary: Vocabulary) -> GrammarCompiler:
-    return GrammarCompiler(vocabulary)
+    return make_grammar_compiler(vocabulary)
 
 
 def accepts(vocabulary: Vocabulary, compiler: GrammarCompiler, wanted: StructuredOutput, text: str):
@@ -167,7 +167,7 @@ def test_an_output_that_breaks_the_grammar_is_a_failure_with_a_reason(
 
 
 def test_ids_without_a_token_are_never_allowed(tmp_path) -> None:
-    compiler = GrammarCompiler(toy_vocabulary.toy_vocabulary(tmp_path))
+    compiler = make_grammar_compiler(toy_vocabulary.toy_vocabulary(tmp_path))
     allowed = compiler.compile("s", regex("s", "(?s:.)*")).start().allowed([])
     assert len(allowed) == toy_vocabulary.VOCAB_SIZE
     assert not allowed[toy_vocabulary.VOCAB_SIZE - 1]
@@ -213,16 +213,15 @@ def test_the_deepest_recursion_that_fits_the_bounds_is_survived(
         wanted = json_schema(
             "s", {"$ref": "#/$defs/0", "$defs": {**links, "end": {"type": "integer"}}}
         )
-        assert len(wanted.text) > MAX_SCHEMA_CHARACTERS * 0.9
+        assert len(wanted.text) > MAX_CHARACTERS * 0.9
     else:
         # Upper case makes a terminal, lower case a rule.
-        names = [f"R{index:X}" if kind == "terminals" else f"r{index:x}" for index in range(1680)]
+        names = [f"R{index:X}" if kind == "terminals" else f"r{index:x}" for index in range(6000)]
         chain = [f"{name}:{behind}" for name, behind in pairwise(names)]
         text = "\n".join([*chain, f'{names[-1]}:"b"', f"start:{names[0]}"])
         wanted = grammar("s", text)
-        assert len(text) > MAX_PATTERN_CHARACTERS * 0.9
-    with compiler_threads() as threads:
-        given = threads.submit(compiler.compile, "s", wanted).result(60)
+        assert len(text) > MAX_CHARACTERS * 0.9
+    given = asyncio.run(compiler.compiled("s", wanted))
     # Used and dropped on a thread with a usual stack.
     with ThreadPoolExecutor(1) as usual:
         assert usual.submit(lambda: given.start().allowed([]).any()).result(60)
@@ -253,7 +252,7 @@ def test_no_step_of_a_costly_grammar_takes_long(
 
 
 def test_compiled_grammars_are_kept_and_the_oldest_go(vocabulary: Vocabulary, tmp_path) -> None:
-    compiler = GrammarCompiler(toy_vocabulary.toy_vocabulary(tmp_path))
+    compiler = make_grammar_compiler(toy_vocabulary.toy_vocabulary(tmp_path))
     first = compiler.compile("s", regex("s", "a"))
     assert compiler.compile("s", regex("s", "a")) is first
     for index in range(KEPT_GRAMMARS):
@@ -277,12 +276,12 @@ def test_a_message_carries_what_is_wanted(wanted: StructuredOutput) -> None:
         ({}, "s is None"),
         ({"json_object": False}, "s is None"),
         ({"regex": ""}, "s.regex"),
-        ({"regex": "a" * (MAX_PATTERN_CHARACTERS + 1)}, "s.regex.*at most"),
+        ({"regex": "a" * (MAX_CHARACTERS + 1)}, "s.regex.*at most"),
         ({"grammar": ""}, "s.grammar"),
         ({"json_schema": "{"}, "s.json_schema.*JSON"),
         ({"json_schema": "[]"}, "s.json_schema.*object"),
         ({"json_schema": "[" * 60_000}, "s.json_schema.*JSON"),
-        ({"json_schema": json.dumps({"a": "b" * MAX_SCHEMA_CHARACTERS})}, "at most"),
+        ({"json_schema": json.dumps({"a": "b" * MAX_CHARACTERS})}, "at most"),
         ({"choice": {"texts": []}}, "s.choice"),
         ({"choice": {"texts": ["a", ""]}}, r"s.choice\[1\]"),
         ({"choice": {"texts": ["a"] * 1025}}, "1 to 1024"),

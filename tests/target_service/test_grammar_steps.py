@@ -11,7 +11,7 @@ from test_step_loop import Harness, no_draft
 
 from outrider.engine.logit_rules import LogitRules
 from outrider.engine.sampling import Sampling
-from outrider.serving.grammar_compiler import GrammarCompiler
+from outrider.serving.grammar_compiler import GrammarCompiler, make_grammar_compiler
 from outrider.serving.structured_output import (
     StructuredOutput,
     choice,
@@ -55,7 +55,7 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
 
 @pytest.fixture(scope="module")
 def compiler(vocabulary: Vocabulary) -> GrammarCompiler:
-    return GrammarCompiler(vocabulary)
+    return make_grammar_compiler(vocabulary)
 
 
 def right(sequence: TokenSequence, draft_length: int) -> list[int]:
