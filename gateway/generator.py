@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.canary import CanaryReport
@@ -12,6 +12,8 @@ from gateway.model import ServedModel, TextModel
 from gateway.request import GenerationRequest, Options
 from gateway.stats import Statistics
 from gateway.tokens import chat_prompt, check_text, check_token_ids, generation_request, text_prompt
+from gateway.tool_calling import ToolCalling, check_tool_calls, tool_calling
+from gateway.tool_fields import ToolRequest
 from outrider.serving.errors import InvalidArgument
 from outrider.serving.lifecycle import Lifecycle
 
@@ -48,12 +50,25 @@ class Generator:
         if name != served:
             raise UnknownModel("model", name, repr(served))
 
+    def tool_calling(self, request: ToolRequest, options: Options) -> ToolCalling:
+        """How the model is to call functions."""
+        return tool_calling(request, self._lifecycle.ready().text_model, options)
+
     async def chat_request(
-        self, messages: Sequence[Mapping[str, Any]], options: Options, request_id: str
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        options: Options,
+        request_id: str,
+        calling: ToolCalling | None = None,
     ) -> GenerationRequest:
         """A conversation; by default up to the end of the context."""
-        prompt = await self.chat_tokens(messages)
-        return await self._request("messages", prompt, options, request_id, None)
+        if calling is None:
+            prompt = await self.chat_tokens(messages)
+            return await self._request("messages", prompt, options, request_id, None)
+        prompt = await self.chat_tokens(messages, calling.shown)
+        options = replace(options, structured_output=calling.output)
+        request = await self._request("messages", prompt, options, request_id, None)
+        return replace(request, shows_special=calling.reads_special)
 
     async def text_request(
         self, text: str, options: Options, request_id: str, *, default_max_tokens: int | None
@@ -75,10 +90,15 @@ class Generator:
         check_token_ids(field, token_ids, self.model().vocab_size)
         return await self._request(field, token_ids, options, request_id, default_max_tokens)
 
-    async def chat_tokens(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    async def chat_tokens(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
         """The prompt that a conversation becomes."""
-        context = self.model().max_sequence_length
-        return await chat_prompt(self._lifecycle.ready().text_model, messages, context)
+        text_model = self._lifecycle.ready().text_model
+        check_tool_calls(messages, text_model.tool_support)
+        return await chat_prompt(text_model, messages, self.model().max_sequence_length, tools)
 
     async def text_tokens(self, text: str, *, adds_bos: bool = True) -> list[int]:
         """The prompt that a text becomes."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from gateway.chat_template import ChatTemplate
+from gateway.tool_format import ToolSupport
 from outrider.serving.grammar_compiler import GrammarCompiler
 from outrider.serving.tokenizer import Vocabulary
 from outrider.v1 import target_pb2
@@ -20,6 +21,7 @@ class TextModel:
     chat_template: ChatTemplate | None
     longest_token_bytes: int
     grammar_compiler: GrammarCompiler
+    tool_support: ToolSupport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

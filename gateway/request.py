@@ -55,6 +55,8 @@ class GenerationRequest:
     deadline_seconds: float = 0.0
     priority: int = 0
     structured_output: StructuredOutput | None = None
+    # Special tokens in the output are part of the text.
+    shows_special: bool = False
 
     def to_message(self, sequence_id: int) -> target_pb2.Admit:
         """The admission of this request as a sequence of the target."""

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
@@ -19,9 +19,19 @@ from outrider.serving.structured_output import StructuredOutput
 from outrider.serving.token_matcher import TokenMatcher, first_words
 from outrider.serving.tokenizer import Vocabulary
 
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
 # Between the parts of a JSON text: nothing, a space, or a line feed with an indentation. Without a
 # bound, a model can write white space for ever.
 WHITE_SPACE: Final = r" |\n {0,32}"
+# How schemas are compiled; whatever a schema says of this itself comes second.
+JSON_OPTIONS: Final["JsonCompileOptions"] = {
+    "whitespace_flexible": True,
+    "whitespace_pattern": WHITE_SPACE,
+    "lenient": False,
+    "coerce_one_of": False,
+}
 
 # Grammars kept compiled; a request with one of them starts at once.
 KEPT_GRAMMARS = 64
@@ -180,12 +190,7 @@ def _ll_grammar(wanted: StructuredOutput) -> str:
     return str(
         LLMatcher.grammar_from_json_schema(
             schema,
-            overrides={
-                "whitespace_flexible": True,
-                "whitespace_pattern": WHITE_SPACE,
-                "lenient": False,
-                "coerce_one_of": False,
-            },
+            overrides=JSON_OPTIONS,
         )
     )
 

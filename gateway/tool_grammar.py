@@ -1,0 +1,79 @@
+"""What an answer must look like so that it is a call of one of some functions."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gateway.request import RequestedOutput
+from gateway.tool_fields import Tool
+from gateway.tool_format import ToolFormat
+from outrider.serving.grammar_compiler import JSON_OPTIONS
+from outrider.serving.special_tokens import SpecialTokens
+from outrider.serving.structured_output import grammar, json_schema
+
+
+def arguments_output(tool: Tool) -> RequestedOutput:
+    """The arguments of one function and nothing else."""
+    return RequestedOutput(field="tools", output=json_schema("tools", tool.parameters))
+
+
+def calls_output(
+    tools: Sequence[Tool], tool_format: ToolFormat, special: SpecialTokens, *, is_parallel: bool
+) -> RequestedOutput:
+    """Calls in a format: one, or one after another where the format tells where one ends."""
+    call = _call_schema(tools, tool_format)
+    if not tool_format.opening:
+        return RequestedOutput(field="tools", output=json_schema("tools", call))
+    if tool_format.is_list:
+        limit = {} if is_parallel else {"maxItems": 1}
+        definitions = {"$defs": call.pop("$defs")}
+        call = {"type": "array", "items": call, "minItems": 1, **limit, **definitions}
+    space = "" if tool_format.is_list else r'"\n" '
+    lines = [
+        "start: call" + (r' ("\n" call)*' if is_parallel and not tool_format.is_list else ""),
+        f"call: {_mark(tool_format.opening, special)} {space}arguments"
+        + (f" {space}{_mark(tool_format.closing, special)}" if tool_format.closing else ""),
+        "arguments: %json " + json.dumps({**call, "x-guidance": JSON_OPTIONS}, ensure_ascii=False),
+    ]
+    return RequestedOutput(field="tools", output=grammar("tools", "\n".join(lines)))
+
+
+def _mark(text: str, special: SpecialTokens) -> str:
+    """A text in a grammar; a special token where it is one."""
+    token_id = special.ids_by_text.get(text)
+    return json.dumps(text) if token_id is None else f"<[{token_id}]>"
+
+
+def _call_schema(tools: Sequence[Tool], tool_format: ToolFormat) -> dict[str, Any]:
+    """An object with a function's name and its arguments."""
+    calls = []
+    definitions = {}
+    for index, tool in enumerate(tools):
+        name = f"function{index}"
+        definitions[name] = _moved(tool.parameters, f"#/$defs/{name}")
+        calls.append(
+            {
+                "type": "object",
+                "properties": {
+                    "name": {"const": tool.name},
+                    tool_format.arguments_key: {"$ref": f"#/$defs/{name}"},
+                },
+                "required": ["name", tool_format.arguments_key],
+                "additionalProperties": False,
+            }
+        )
+    return {"anyOf": calls, "$defs": definitions}
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """A schema that stands at `place` in another one: its own references lead there too."""
+    if isinstance(schema, Mapping):
+        return {
+            key: place + value.removeprefix("#")
+            if key == "$ref" and isinstance(value, str) and value.startswith("#")
+            else _moved(value, place)
+            for key, value in schema.items()
+        }
+    if isinstance(schema, list):
+        return [_moved(item, place) for item in schema]
+    return schema
