@@ -26,6 +26,10 @@ def parse_request(data: bytes) -> generation_pb2.GenerateRequest:
         ("sampling", message.sampling),
         ("speculation", message.speculation),
         ("structured_output", message.structured_output),
+        ("chat", message.chat),
+        ("chat.tool_choice", message.chat.tool_choice),
+        *((f"chat.messages[{at}]", one) for at, one in enumerate(message.chat.messages)),
+        *((f"chat.tools[{at}]", one) for at, one in enumerate(message.chat.tools)),
     ):
         _refuse_unknown(name, part)
     return message

@@ -44,6 +44,7 @@ COMPILER_STACK_BYTES = 64 * 2**20
 _STEP_LEXER_FUEL = 50_000
 _STEP_MAX_ITEMS = 10_000
 _MAX_GRAMMAR_SIZE = 100_000
+_MAX_LEXER_STATES = 50_000  # of a kilobyte or two
 _MAX_ROW_ITEMS = 1000
 _MAX_ROW_ITEMS_OF_GRAMMARS = 400
 # Tokens that are tried when a grammar is compiled: most of what is too costly is so from the start.
@@ -175,6 +176,7 @@ def _limits(wanted: StructuredOutput) -> LLParserLimits:
         step_lexer_fuel=_STEP_LEXER_FUEL,
         step_max_items=_STEP_MAX_ITEMS,
         max_grammar_size=_MAX_GRAMMAR_SIZE,
+        max_lexer_states=_MAX_LEXER_STATES,
         verbose_errors=False,
     )
 

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from itertools import pairwise
 
+import grpc
 import openai
 import pytest
 from cluster_under_test import default_text_model, running_cluster
@@ -20,6 +21,7 @@ from gateway.tool_fields import tool_request
 from gateway.tool_format import tool_support
 from gateway.tool_grammar import arguments_output, calls_output
 from gateway.tool_reader import FormatReader, NamedReader
+from outrider.v1 import generation_pb2, generation_pb2_grpc
 
 MODEL = "smollm2-135m-instruct"
 CHAT = "/v1/chat/completions"
@@ -346,6 +348,60 @@ def test_calls_that_the_template_leaves_out_are_refused(ready):
     response = ready.client.post(CHAT, json=chat(messages=messages))
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "messages[1].tool_calls"
+
+
+def test_over_grpc_functions_are_typed_and_mean_the_same(hermes_cluster):
+    says(hermes_cluster, f"I will look. {hermes(BERLIN, TIME)}")
+    function = WEATHER["function"]
+    weather = generation_pb2.Tool(
+        name="get_weather",
+        description=function["description"],
+        parameters=json.dumps(function["parameters"]),
+    )
+    clock = generation_pb2.Tool(name="clock")
+    call = generation_pb2.ToolCall(id="a", name="clock", arguments="{}")
+    messages = [
+        generation_pb2.ChatMessage(role="user", content="When?"),
+        generation_pb2.ChatMessage(role="assistant", tool_calls=[call]),
+        generation_pb2.ChatMessage(role="tool", content="12:00", tool_call_id="a"),
+    ]
+    chat = generation_pb2.ChatMessages(messages=messages, tools=[weather, clock])
+    with grpc.insecure_channel(f"127.0.0.1:{hermes_cluster.grpc_port}") as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+
+        def ask(chat):
+            request = generation_pb2.GenerateRequest(chat=chat, max_tokens=60)
+            responses = list(stub.Generate(request, timeout=20))
+            calls = [one for response in responses for one in response.tool_calls]
+            return "".join(response.text for response in responses), calls
+
+        text, (first, second) = ask(chat)
+        assert text == "I will look."
+        assert (first.index, first.name, second.index, second.name) == (
+            0, "get_weather", 1, "clock",
+        )  # fmt: skip
+        assert json.loads(first.arguments) == {"city": "Berlin"} and first.id != second.id
+        prompt = prompt_of(hermes_cluster)
+        assert '"name": "clock", "arguments": {}' in prompt and '"maxLength": 20' in prompt
+
+        says(hermes_cluster, '{"city": "Berlin"}')
+        chat.tool_choice.function = "get_weather"
+        text, pieces = ask(chat)
+        assert text == "" and pieces[0].name == "get_weather"
+        assert "".join(piece.arguments for piece in pieces) == '{"city": "Berlin"}'
+
+        for change, words in (
+            (generation_pb2.ToolChoice(function="nothing"), "tool_choice.function.name"),
+            (generation_pb2.ToolChoice(required=False), "tool_choice.required"),
+        ):
+            chat.tool_choice.CopyFrom(change)
+            with pytest.raises(grpc.RpcError, match=words) as error_info:
+                ask(chat)
+            assert error_info.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        chat.ClearField("tool_choice")
+        chat.tools[0].parameters = "{"
+        with pytest.raises(grpc.RpcError, match="parameters"):
+            ask(chat)
 
 
 BAD = [
