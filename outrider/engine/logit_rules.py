@@ -35,6 +35,8 @@ class LogitRules:
     ) -> npt.NDArray[np.float32]:
         """The changed logits [vocab] behind `prompt` and `output`, as a copy."""
         changed = logits.copy()
+        if self.are_neutral:
+            return changed
         counts = np.bincount(np.asarray(output, dtype=np.int64), minlength=len(logits))
         in_output = np.flatnonzero(counts)
         if self.repetition_penalty != 1:

@@ -5,6 +5,7 @@ import json
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -293,6 +294,12 @@ def test_a_message_that_wants_nothing_possible_is_refused_by_field(
     message = structured_output_pb2.StructuredOutput(**fields)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match=words):
         structured_output_from("s", message)
+
+
+def test_a_model_that_never_ends_has_no_grammars(vocabulary: Vocabulary) -> None:
+    compiler = make_grammar_compiler(replace(vocabulary, eos_token_ids=()))
+    with pytest.raises(GrammarRefused, match="no end-of-sequence token"):
+        compiler.compile("s", JSON_OBJECT)
 
 
 def test_text_that_is_no_unicode_is_refused() -> None:
