@@ -115,15 +115,14 @@ class GrammarCompiler:
         return grammar
 
     def _compiled(self, field: str, wanted: StructuredOutput) -> Grammar:
-        shown = wanted.choices or wanted.text
         if self._tokenizer is None:
-            raise GrammarRefused(field, shown, "absent: the model has no end-of-sequence token")
+            bound = "absent: the model has no end-of-sequence token"
+            raise GrammarRefused(field, wanted.choices or wanted.text, bound)
         matcher = LLMatcher(
             self._tokenizer, _ll_grammar(wanted), log_level=0, limits=_limits(wanted)
         )
         if matcher.is_error():
-            reason = first_words(matcher.get_error())
-            raise GrammarRefused(field, shown, f"a {_WORDS[wanted.kind]} that works: {reason}")
+            raise _refused(field, wanted, first_words(matcher.get_error()))
         grammar = Grammar(
             vocab_size=self._vocab_size,
             eos_token_ids=self._eos_token_ids,
@@ -134,10 +133,14 @@ class GrammarCompiler:
         for _ in range(_TRIED_TOKENS):
             token_id = int(trial.allowed(output).argmax())
             if trial.failure is not None:
-                bound = f"a {_WORDS[wanted.kind]} that is not too costly: {trial.failure}"
-                raise GrammarRefused(field, shown, bound)
+                raise _refused(field, wanted, trial.failure)
             output.append(token_id)
         return grammar
+
+
+def _refused(field: str, wanted: StructuredOutput, reason: str) -> GrammarRefused:
+    bound = f"a {_WORDS[wanted.kind]} that works and is not too costly: {reason}"
+    return GrammarRefused(field, wanted.choices or wanted.text, bound)
 
 
 _WORDS: Final = {

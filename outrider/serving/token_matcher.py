@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher
 
+_DEAD_END = "no token of the vocabulary goes on from here"
+
 
 class TokenMatcher:
     """Belongs to one thread at a time. Made by `Grammar.start`."""
@@ -37,7 +39,9 @@ class TokenMatcher:
                 self.failure = first_words(self._matcher.get_error())
             else:
                 allowed = np.unpackbits(bits, count=self._vocab_size, bitorder="little")
-                return allowed.view(np.bool_)
+                if allowed.any():
+                    return allowed.view(np.bool_)
+                self.failure = _DEAD_END
         return self._only_end()
 
     def _follow(self, output: Sequence[int]) -> None:
@@ -65,4 +69,6 @@ class TokenMatcher:
 def first_words(message: str) -> str:
     """The first line of what llguidance says of an error; the rest shows its inside."""
     line = message.strip().partition("\n")[0].strip()
+    if line == "NoExtensionBias":
+        return _DEAD_END
     return line if len(line) <= 200 else f"{line[:197]}..."

@@ -296,6 +296,22 @@ def test_a_message_that_wants_nothing_possible_is_refused_by_field(
         structured_output_from("s", message)
 
 
+@pytest.mark.parametrize("text", ["z", "ab7", "aaaz"])
+def test_a_text_that_the_vocabulary_cannot_write_is_a_failure_not_an_empty_mask(
+    tmp_path, text: str
+) -> None:
+    compiler = make_grammar_compiler(toy_vocabulary.toy_vocabulary(tmp_path))
+    try:
+        matcher = compiler.compile("s", choice("s", [text])).start()
+    except GrammarRefused:
+        return
+    output: list[int] = []
+    while matcher.failure is None:
+        allowed = matcher.allowed(output)
+        assert allowed.any() and len(output) < len(text)
+        output.append(int(allowed.argmax()))
+
+
 def test_a_model_that_never_ends_has_no_grammars(vocabulary: Vocabulary) -> None:
     compiler = make_grammar_compiler(replace(vocabulary, eos_token_ids=()))
     with pytest.raises(GrammarRefused, match="no end-of-sequence token"):
