@@ -10,7 +10,7 @@ from gateway.model import TextModel
 from gateway.request import Options, RequestedOutput
 from gateway.tool_fields import ToolRequest
 from gateway.tool_format import PLAIN, ToolSupport
-from gateway.tool_grammar import arguments_output, calls_output
+from gateway.tool_grammar import arguments_output, calls_output, text_or_calls_output
 from gateway.tool_reader import FormatReader, NamedReader, ToolReader
 from outrider.serving.errors import InvalidArgument
 
@@ -49,13 +49,17 @@ def tool_calling(request: ToolRequest, text_model: TextModel, options: Options) 
     tool_format = support.format or PLAIN
     special = text_model.vocabulary.special
     names = frozenset(tool.name for tool in request.tools)
+    hold = None
+    if request.mode == "required":
+        hold = calls_output
+    elif not request.is_parallel or any(tool.is_strict for tool in request.tools):
+        hold = text_or_calls_output
+    output = None
+    if hold is not None:
+        output = hold(request.tools, tool_format, special, is_parallel=request.is_parallel)
     return ToolCalling(
         shown=shown,
-        output=(
-            calls_output(request.tools, tool_format, special, is_parallel=request.is_parallel)
-            if request.mode == "required"
-            else None
-        ),
+        output=output,
         reads_special=tool_format.opening in special.ids_by_text,
         make_reader=lambda: FormatReader(tool_format, names),
     )

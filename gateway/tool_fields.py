@@ -23,6 +23,7 @@ class Tool:
 
     name: str
     parameters: Mapping[str, Any]
+    is_strict: bool  # its arguments keep to the schema, also where the model decides to call
     definition: Mapping[str, Any]
 
 
@@ -80,8 +81,7 @@ def _tool(value: object, where: str) -> Tool:
         bound = "1 to 64 of the characters A-Z, a-z, 0-9, _, . and -"
         raise InvalidArgument(f"{where}.function.name", name, bound)
     inner.text("description")
-    # The arguments keep to the schema wherever a call is asked for.
-    inner.boolean("strict")
+    is_strict = inner.boolean("strict")
     parameters = inner.take("parameters")
     inner.refuse_unknown()
     if parameters is None:
@@ -93,6 +93,7 @@ def _tool(value: object, where: str) -> Tool:
     return Tool(
         name=name,
         parameters=parameters,
+        is_strict=is_strict,
         definition={"type": "function", "function": definition},
     )
 

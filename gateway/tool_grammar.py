@@ -21,21 +21,54 @@ def calls_output(
     tools: Sequence[Tool], tool_format: ToolFormat, special: SpecialTokens, *, is_parallel: bool
 ) -> RequestedOutput:
     """Calls in a format: one, or one after another where the format tells where one ends."""
-    call = _call_schema(tools, tool_format)
+    call = _call_schema(tools, tool_format, is_parallel=is_parallel)
     if not tool_format.opening:
         return RequestedOutput(field="tools", output=json_schema("tools", call))
-    if tool_format.is_list:
-        limit = {} if is_parallel else {"maxItems": 1}
-        definitions = {"$defs": call.pop("$defs")}
-        call = {"type": "array", "items": call, "minItems": 1, **limit, **definitions}
+    repeats = is_parallel and not tool_format.is_list
+    return _grammar(
+        "start: call" + (r' ("\n" call)*' if repeats else ""),
+        f"call: {_mark(tool_format.opening, special)} rest",
+        *_rest(call, tool_format, special),
+    )
+
+
+def text_or_calls_output(
+    tools: Sequence[Tool], tool_format: ToolFormat, special: SpecialTokens, *, is_parallel: bool
+) -> RequestedOutput:
+    """Any text, but a call that is begun keeps to the format and its function's parameters."""
+    call = _call_schema(tools, tool_format, is_parallel=is_parallel)
+    if not tool_format.opening:
+        return _grammar(
+            "start: TEXT | call", r"TEXT: /[ \t\n]*[^ \t\n{](.|\n)*/", f"call: {_json(call)}"
+        )
+    repeats = is_parallel and not tool_format.is_list
+    opening = _mark(tool_format.opening, special)
+    begun = ["call: TEXT " + opening + " rest"]
+    if not opening.startswith("<"):
+        # Lazy: the first time that the text ends like this, it is a call.
+        begun = ["call: begun rest", f"begun[lazy]: TEXT {opening}"]
+    return _grammar(
+        "start: call* text" if repeats else "start: call | text",
+        "text: TEXT",
+        r"TEXT: /(.|\n)*/",
+        *begun,
+        *_rest(call, tool_format, special),
+    )
+
+
+def _rest(call: Mapping[str, Any], tool_format: ToolFormat, special: SpecialTokens) -> list[str]:
+    """What follows an opening."""
     space = "" if tool_format.is_list else r'"\n" '
-    lines = [
-        "start: call" + (r' ("\n" call)*' if is_parallel and not tool_format.is_list else ""),
-        f"call: {_mark(tool_format.opening, special)} {space}arguments"
-        + (f" {space}{_mark(tool_format.closing, special)}" if tool_format.closing else ""),
-        "arguments: %json " + json.dumps({**call, "x-guidance": JSON_OPTIONS}, ensure_ascii=False),
-    ]
+    closing = f" {space}{_mark(tool_format.closing, special)}" if tool_format.closing else ""
+    return [f"rest: {space}arguments{closing}", f"arguments: {_json(call)}"]
+
+
+def _grammar(*lines: str) -> RequestedOutput:
     return RequestedOutput(field="tools", output=grammar("tools", "\n".join(lines)))
+
+
+def _json(schema: Mapping[str, Any]) -> str:
+    return "%json " + json.dumps({**schema, "x-guidance": JSON_OPTIONS}, ensure_ascii=False)
 
 
 def _mark(text: str, special: SpecialTokens) -> str:
@@ -44,8 +77,10 @@ def _mark(text: str, special: SpecialTokens) -> str:
     return json.dumps(text) if token_id is None else f"<[{token_id}]>"
 
 
-def _call_schema(tools: Sequence[Tool], tool_format: ToolFormat) -> dict[str, Any]:
-    """An object with a function's name and its arguments."""
+def _call_schema(
+    tools: Sequence[Tool], tool_format: ToolFormat, *, is_parallel: bool
+) -> dict[str, Any]:
+    """An object with a function's name and its arguments, or the format's list of them."""
     calls = []
     definitions = {}
     for index, tool in enumerate(tools):
@@ -62,7 +97,11 @@ def _call_schema(tools: Sequence[Tool], tool_format: ToolFormat) -> dict[str, An
                 "additionalProperties": False,
             }
         )
-    return {"anyOf": calls, "$defs": definitions}
+    if not tool_format.is_list:
+        return {"anyOf": calls, "$defs": definitions}
+    limit = {} if is_parallel else {"maxItems": 1}
+    items = {"anyOf": calls}
+    return {"type": "array", "items": items, "minItems": 1, **limit, "$defs": definitions}
 
 
 def _moved(schema: Any, place: str) -> Any:

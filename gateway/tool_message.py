@@ -71,6 +71,8 @@ def _chat_message(message: generation_pb2.ChatMessage) -> dict[str, Any]:
 
 def _tool(tool: generation_pb2.Tool, where: str) -> dict[str, Any]:
     function: dict[str, Any] = {"name": tool.name, "description": tool.description}
+    if tool.strict:
+        function["strict"] = True
     if tool.HasField("parameters"):
         try:
             function["parameters"] = json.loads(tool.parameters)

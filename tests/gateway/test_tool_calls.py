@@ -19,7 +19,7 @@ from gateway.model import TextModel
 from gateway.tool_answer import ToolChatShape
 from gateway.tool_fields import tool_request
 from gateway.tool_format import tool_support
-from gateway.tool_grammar import arguments_output, calls_output
+from gateway.tool_grammar import arguments_output, calls_output, text_or_calls_output
 from gateway.tool_reader import FormatReader, NamedReader
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 
@@ -225,6 +225,43 @@ def test_an_answer_that_must_call_can_be_nothing_else(given_format, right, wrong
         assert allowed(single, right[0]) and not allowed(single, right[-1])
 
 
+@pytest.mark.parametrize(
+    ("given_format", "right", "wrong"),
+    [
+        (
+            tool_format.HERMES,
+            ["Just <text>.", "", f"Look: {hermes(BERLIN)}", f"{hermes(TIME, BERLIN)} Done."],
+            [hermes('{"name": "clock", "arguments": {"a": 1}}'), "a <tool_call>b"],
+        ),
+        (
+            tool_format.MISTRAL,
+            ["Just [text].", f"Look: [TOOL_CALLS][{TIME},{BERLIN}]"],
+            ["[TOOL_CALLS]", f"[TOOL_CALLS][{TIME}] Done."],
+        ),
+        (
+            tool_format.LLAMA,
+            ["Just {text}.", BERLIN.replace("arguments", "parameters")],
+            ['{"a": 1}', " {", BERLIN],
+        ),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_a_model_that_decides_writes_text_or_calls_that_keep_to_their_functions(
+    given_format, right, wrong
+):
+    special = default_text_model().vocabulary.special
+    asked = request(parallel_tool_calls=False)
+    output = text_or_calls_output(asked.tools, given_format, special, is_parallel=True).output
+    for text in right:
+        assert allowed(output, text), text
+    for text in wrong:
+        assert not allowed(output, text), text
+    single = text_or_calls_output(asked.tools, given_format, special, is_parallel=False).output
+    assert allowed(single, right[0])
+    if given_format != tool_format.LLAMA:
+        assert not allowed(single, right[-1])
+
+
 def test_the_arguments_of_a_named_function_keep_to_its_parameters():
     asked = request(tool_choice={"type": "function", "function": {"name": "get_weather"}})
     (tool,) = asked.tools
@@ -311,6 +348,20 @@ def test_a_call_that_is_required_is_asked_for_by_a_grammar(hermes_cluster):
     assert "get_weather" in admitted.structured_output.grammar
 
 
+def test_a_model_that_decides_is_held_to_a_strict_functions_parameters(hermes_cluster):
+    says(hermes_cluster, "It is warm.")
+    strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    for fields, is_held in (
+        ({"tools": [WEATHER, CLOCK]}, False),
+        ({"tools": [strict, CLOCK]}, True),
+        ({"tools": [WEATHER], "parallel_tool_calls": False}, True),
+    ):
+        (choice,) = hermes_cluster.client.post(CHAT, json=chat(**fields)).json()["choices"]
+        assert choice["message"]["content"] == "It is warm." and choice["finish_reason"] == "stop"
+        (admitted,) = hermes_cluster.model.admitted[-1].sequences
+        assert admitted.HasField("structured_output") == is_held
+
+
 def test_without_a_call_wanted_the_model_is_not_shown_the_tools(hermes_cluster):
     says(hermes_cluster, hermes(TIME))
     body = chat(tools=[WEATHER, CLOCK], tool_choice="none")
@@ -383,6 +434,11 @@ def test_over_grpc_functions_are_typed_and_mean_the_same(hermes_cluster):
         assert json.loads(first.arguments) == {"city": "Berlin"} and first.id != second.id
         prompt = prompt_of(hermes_cluster)
         assert '"name": "clock", "arguments": {}' in prompt and '"maxLength": 20' in prompt
+
+        assert not hermes_cluster.model.admitted[-1].sequences[0].HasField("structured_output")
+        chat.tools[1].strict = True
+        assert ask(chat)[0] == "I will look."
+        assert hermes_cluster.model.admitted[-1].sequences[0].HasField("structured_output")
 
         says(hermes_cluster, '{"city": "Berlin"}')
         chat.tool_choice.function = "get_weather"
