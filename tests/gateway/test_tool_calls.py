@@ -81,6 +81,25 @@ def test_the_default_models_template_shows_neither_tools_nor_calls():
     assert not support.shows_tools and not support.shows_calls and support.format is None
 
 
+def test_the_result_of_a_call_is_named_for_the_template():
+    template = model_with("{% for m in messages %}{{ m.role }}={{ m.name }};{% endfor %}")
+    calls = [
+        {"id": one, "type": "function", "function": {"name": name}}
+        for one, name in (("a", "clock"), ("b", "get_weather"))
+    ]
+    messages = [
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "content": "1", "tool_call_id": "b"},
+        {"role": "tool", "content": "2", "tool_call_id": "a"},
+        {"role": "tool", "content": "3", "tool_call_id": "a", "name": "given"},
+        {"role": "tool", "content": "4", "tool_call_id": "unknown"},
+    ]
+    assert template.chat_template is not None
+    assert template.chat_template.render(messages).text == (
+        "assistant=;tool=get_weather;tool=clock;tool=given;tool=;"
+    )
+
+
 # What calls are read out of.
 
 
