@@ -6,10 +6,13 @@ import random
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
+import jsonschema
 import numpy as np
 import pytest
+from tokenizer_corpus import byte_level_tokenizer, save, sentencepiece_like_tokenizer
 
 from outrider.serving.errors import InvalidArgument
 from outrider.serving.grammar_compiler import (
@@ -145,6 +148,39 @@ def test_what_is_allowed_depends_on_the_output_alone_not_on_the_way_there(
                     break
                 output.append(token_id)
             assert matcher.failure is None
+
+
+@pytest.mark.parametrize(
+    "build",
+    [byte_level_tokenizer, *(partial(sentencepiece_like_tokenizer, space)
+                             for space in ("prepend", "first", "never"))],
+    ids=["byte level", "prepend", "first", "never"],
+)  # fmt: skip
+def test_what_a_client_reads_satisfies_the_schema_with_every_kind_of_tokenizer(
+    build, tmp_path
+) -> None:
+    """Walks at random; the text is that of an output that follows a prompt."""
+    vocabulary = load_tokenizer(save(tmp_path, build(), bos_token="<s>", eos_token="</s>"))
+    schema = {
+        "type": "object",
+        "properties": {
+            "naïve 😀": {"type": "string", "maxLength": 4},
+            "b": {"enum": ["Grüße aus Köln", "x", 12]},
+        },
+        "required": ["naïve 😀", "b"],
+        "additionalProperties": False,
+    }
+    given = make_grammar_compiler(vocabulary).compile("s", json_schema("s", schema))
+    chance = random.Random(2)
+    for _ in range(12):
+        matcher = given.start()
+        output: list[int] = []
+        while not output or output[-1] not in vocabulary.eos_token_ids:
+            legal = np.flatnonzero(matcher.allowed(output))
+            assert matcher.failure is None and len(output) < 300
+            output.append(int(chance.choice(legal)))
+        text = vocabulary.decode(output, skip_special=True, continues_text=True)
+        jsonschema.validate(json.loads(text), schema)
 
 
 def test_behind_an_end_token_there_is_only_another(
