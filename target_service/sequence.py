@@ -137,6 +137,13 @@ class Sequence:
         )
 
     @property
+    def forced_token_ids(self) -> SequenceOf[int]:
+        """What its grammar leaves no choice about next; empty where there is one."""
+        if self.constraint is None:
+            return ()
+        return self.constraint.forced(self.token_ids[len(self.request.prompt_token_ids) :])
+
+    @property
     def has_emitted(self) -> bool:
         """It has had a token since it was admitted."""
         request = self.request

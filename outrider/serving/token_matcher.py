@@ -44,6 +44,13 @@ class TokenMatcher:
                 self.failure = _DEAD_END
         return self._only_end()
 
+    def forced(self, output: Sequence[int]) -> Sequence[int]:
+        """Tokens behind `output` that have no alternative, as far as they are known; maybe none."""
+        if self.failure is not None or not self._eos_token_ids.isdisjoint(output):
+            return ()
+        self._follow(output)
+        return () if self.failure is not None else self._matcher.compute_ff_tokens()
+
     def _follow(self, output: Sequence[int]) -> None:
         consumed = self._consumed
         if consumed != output[: len(consumed)]:

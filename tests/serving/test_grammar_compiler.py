@@ -143,7 +143,10 @@ def test_what_is_allowed_depends_on_the_output_alone_not_on_the_way_there(
                 token_id = int(chance.choice(legal))
                 aside = [*output, int(chance.choice(legal))]
                 for _ in range(chance.randrange(3)):
+                    forced = list(matcher.forced(aside))
                     aside.append(int(chance.choice(np.flatnonzero(matcher.allowed(aside)))))
+                    # What is forced is all that is allowed.
+                    assert not forced or forced[0] == aside[-1]
                 if token_id == 2:
                     break
                 output.append(token_id)

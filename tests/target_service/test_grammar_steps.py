@@ -147,6 +147,31 @@ def test_tokens_are_the_oracles_whatever_is_drafted(
         assert harness.statistics.accepted_tokens > 30
 
 
+def test_what_the_grammar_forces_is_drafted_where_drafts_may_be(compiler: GrammarCompiler) -> None:
+    """By the target itself: the draft service has nothing to say here, or is wrong."""
+    given = compiler.compile("s", choice("c", ["[12-12-12-ab]", "[12-12-12-c]"]))
+    sampling = Sampling(temperature=1.0, seed=4)
+    whole = oracle([1], sampling, 30, STOPS, grammar=given)
+
+    def run(propose: Propose, **options: object) -> Harness:
+        harness = Harness(propose)
+        harness.admit(1, [1], 30, sampling, STOPS, grammar=given, **options)  # type: ignore[arg-type]
+        harness.run()
+        assert harness.sink.tokens(1) == whole
+        return harness
+
+    for propose in (no_draft, lambda sequence, length: [0] * length):
+        harness = run(propose)
+        assert harness.statistics.accepted_tokens > len(whole) // 2
+        assert len(harness.sink.outcomes[1]) < len(whole) // 2
+    assert run(no_draft, override=0).statistics.drafts == 0
+    harness = Harness(no_draft)
+    harness.set_policy(rules=((9, 0),))
+    harness.admit(1, [1], 30, sampling, STOPS, grammar=given)
+    harness.run()
+    assert harness.sink.tokens(1) == whole and harness.statistics.drafts == 0
+
+
 def test_an_output_that_ends_by_itself_satisfies_its_grammar(
     compiler: GrammarCompiler, vocabulary: Vocabulary
 ) -> None:
@@ -194,6 +219,9 @@ class Failing:
         self._limit = limit
         self._allowed = allowed
         self.failure: str | None = None
+
+    def forced(self, output: Sequence[int]) -> Sequence[int]:
+        return ()
 
     def allowed(self, output: Sequence[int]) -> object:
         if len(output) >= self._limit:
