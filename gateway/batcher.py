@@ -130,7 +130,7 @@ class Batcher:
             self._flush_unless_scheduled()
 
     def rejected(self, sequence_id: int, reason: int, message: str) -> None:
-        """The target did not admit a sequence."""
+        """The target did not admit a sequence, or cannot go on with it as it is asked for."""
         sequence = self._running.pop(sequence_id, None)
         if sequence is None:
             return
@@ -141,8 +141,10 @@ class Batcher:
             asyncio.get_running_loop().call_later(REJECTED_RETRY_SECONDS, self._try_again)
         elif reason == target_pb2.REJECT_REASON_INVALID:
             sequence.fail(RefusedByTarget(message))
+            self._flush_unless_scheduled()
         else:
             sequence.fail(NotServing(f"target: {message or 'it takes no new sequences'}"))
+            self._flush_unless_scheduled()
 
     def lost(self, reason: str) -> None:
         """The stream ended: everybody who waits is told."""

@@ -1,9 +1,11 @@
 """The first two stages of the gateway's start-up: configuration and tokenizer."""
 
-from gateway.chat_template import ChatTemplateMissing, compile_chat_template
+from gateway.chat_template import ChatTemplate, ChatTemplateMissing, compile_chat_template
 from gateway.config import GatewayConfig
 from gateway.model import TextModel
+from gateway.tool_format import tool_support
 from outrider.serving.errors import ConfigurationError
+from outrider.serving.grammar_compiler import make_grammar_compiler
 from outrider.serving.model_source import resolve_model
 from outrider.serving.tokenizer import load_tokenizer
 
@@ -21,7 +23,7 @@ def load_text_model(reference: str) -> TextModel:
     source = resolve_model(reference)
     vocabulary = load_tokenizer(source.path)
     try:
-        chat_template = compile_chat_template(vocabulary)
+        chat_template: ChatTemplate | None = compile_chat_template(vocabulary)
     except ChatTemplateMissing:
         chat_template = None
     return TextModel(
@@ -29,4 +31,6 @@ def load_text_model(reference: str) -> TextModel:
         vocabulary=vocabulary,
         chat_template=chat_template,
         longest_token_bytes=max(map(len, vocabulary.token_bytes.by_id)),
+        tool_support=tool_support(chat_template, vocabulary.chat_template or ""),
+        grammar_compiler=make_grammar_compiler(vocabulary),
     )

@@ -12,12 +12,28 @@ _ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 def template_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Messages with text contents, for a template.
 
-    Text parts are joined by a line feed, `developer` becomes `system`, and the arguments of tool
-    calls become objects where they are JSON text. Raises InvalidArgument.
+    Text parts are joined by a line feed, `developer` becomes `system`, the arguments of tool calls
+    become objects where they are JSON text, and their results get names. Raises InvalidArgument.
     """
     if not messages:
         raise InvalidArgument("messages", messages, "at least one message")
-    return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    plain = [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    _name_results(plain)
+    return plain
+
+
+def _name_results(messages: Sequence[dict[str, Any]]) -> None:
+    """Results of calls get their functions' names, which some templates want and clients leave
+    out.
+    """
+    names: dict[str, str] = {}
+    for message in messages:
+        for call in message.get("tool_calls", ()):
+            if isinstance(call.get("id"), str):
+                names[call["id"]] = call["function"]["name"]
+        call_id = message.get("tool_call_id")
+        if message["role"] == "tool" and "name" not in message and call_id in names:
+            message["name"] = names[call_id]
 
 
 def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from gateway.openai_request import Delivery, chat_form, text_form
 from gateway.openai_response import Answer, ChatShape, Shape, TextShape
 from gateway.request import GenerationRequest
 from gateway.rest_errors import error_object, error_response, json_response
+from gateway.tool_answer import ToolChatShape
 from outrider.serving.errors import ServiceError
 
 # OpenAI's default for text completions; a chat may go on to the end of the context.
@@ -35,9 +36,13 @@ class Completions:
             self._generator.model()
             form = chat_form(await read_json(request, self._max_request_bytes))
             self._generator.check_model(form.model)
+            calling = None
             shape = ChatShape()
+            if form.tools is not None:
+                calling = self._generator.tool_calling(form.tools, form.options)
+                shape = ToolChatShape(calling.make_reader())
             generation_request = await self._generator.chat_request(
-                form.messages, form.options, _request_id(shape)
+                form.messages, form.options, _request_id(shape), calling
             )
             return await self._answer(request, generation_request, form.delivery, shape)
 
@@ -60,7 +65,7 @@ class Completions:
                     default_max_tokens=DEFAULT_TEXT_MAX_TOKENS,
                 )
             else:
-                generation_request = self._generator.token_request(
+                generation_request = await self._generator.token_request(
                     "prompt",
                     form.prompt,
                     form.options,

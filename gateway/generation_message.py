@@ -4,9 +4,10 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from gateway.openai_request import MAX_STOP_TOKEN_IDS, MAX_STOPS, check_stop
-from gateway.request import Options
+from gateway.request import Options, RequestedOutput
 from outrider.serving.errors import InvalidArgument
 from outrider.serving.sampling_parameters import sampling_parameters_from
+from outrider.serving.structured_output import structured_output_from
 from outrider.v1 import generation_pb2
 
 
@@ -24,6 +25,11 @@ def parse_request(data: bytes) -> generation_pb2.GenerateRequest:
         ("the message", message),
         ("sampling", message.sampling),
         ("speculation", message.speculation),
+        ("structured_output", message.structured_output),
+        ("chat", message.chat),
+        ("chat.tool_choice", message.chat.tool_choice),
+        *((f"chat.messages[{at}]", one) for at, one in enumerate(message.chat.messages)),
+        *((f"chat.tools[{at}]", one) for at, one in enumerate(message.chat.tools)),
     ):
         _refuse_unknown(name, part)
     return message
@@ -53,7 +59,17 @@ def options_from(message: generation_pb2.GenerateRequest, deadline_seconds: floa
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
         draft_length=message.speculation.draft_length if has_draft_length else None,
+        structured_output=_requested_output(message),
         deadline_seconds=deadline_seconds,
+    )
+
+
+def _requested_output(message: generation_pb2.GenerateRequest) -> RequestedOutput | None:
+    if not message.HasField("structured_output"):
+        return None
+    field = "structured_output"
+    return RequestedOutput(
+        field=field, output=structured_output_from(field, message.structured_output)
     )
 
 

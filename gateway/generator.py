@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.canary import CanaryReport
@@ -12,6 +12,8 @@ from gateway.model import ServedModel, TextModel
 from gateway.request import GenerationRequest, Options
 from gateway.stats import Statistics
 from gateway.tokens import chat_prompt, check_text, check_token_ids, generation_request, text_prompt
+from gateway.tool_calling import ToolCalling, check_tool_calls, tool_calling
+from gateway.tool_fields import ToolRequest
 from outrider.serving.errors import InvalidArgument
 from outrider.serving.lifecycle import Lifecycle
 
@@ -48,21 +50,34 @@ class Generator:
         if name != served:
             raise UnknownModel("model", name, repr(served))
 
+    def tool_calling(self, request: ToolRequest, options: Options) -> ToolCalling:
+        """How the model is to call functions."""
+        return tool_calling(request, self._lifecycle.ready().text_model, options)
+
     async def chat_request(
-        self, messages: Sequence[Mapping[str, Any]], options: Options, request_id: str
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        options: Options,
+        request_id: str,
+        calling: ToolCalling | None = None,
     ) -> GenerationRequest:
         """A conversation; by default up to the end of the context."""
-        prompt = await self.chat_tokens(messages)
-        return self._request("messages", prompt, options, request_id, None)
+        if calling is None:
+            prompt = await self.chat_tokens(messages)
+            return await self._request("messages", prompt, options, request_id, None)
+        prompt = await self.chat_tokens(messages, calling.shown)
+        options = replace(options, structured_output=calling.output)
+        request = await self._request("messages", prompt, options, request_id, None)
+        return replace(request, shows_special=calling.reads_special)
 
     async def text_request(
         self, text: str, options: Options, request_id: str, *, default_max_tokens: int | None
     ) -> GenerationRequest:
         """A text to continue."""
         prompt = await self.text_tokens(text)
-        return self._request("prompt", prompt, options, request_id, default_max_tokens)
+        return await self._request("prompt", prompt, options, request_id, default_max_tokens)
 
-    def token_request(
+    async def token_request(
         self,
         field: str,
         token_ids: Sequence[int],
@@ -73,12 +88,17 @@ class Generator:
     ) -> GenerationRequest:
         """Token ids to continue, taken as they are."""
         check_token_ids(field, token_ids, self.model().vocab_size)
-        return self._request(field, token_ids, options, request_id, default_max_tokens)
+        return await self._request(field, token_ids, options, request_id, default_max_tokens)
 
-    async def chat_tokens(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    async def chat_tokens(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
         """The prompt that a conversation becomes."""
-        context = self.model().max_sequence_length
-        return await chat_prompt(self._lifecycle.ready().text_model, messages, context)
+        text_model = self._lifecycle.ready().text_model
+        check_tool_calls(messages, text_model.tool_support)
+        return await chat_prompt(text_model, messages, self.model().max_sequence_length, tools)
 
     async def text_tokens(self, text: str, *, adds_bos: bool = True) -> list[int]:
         """The prompt that a text becomes."""
@@ -102,7 +122,7 @@ class Generator:
             self._statistics,
         )
 
-    def _request(
+    async def _request(
         self,
         field: str,
         prompt_token_ids: Sequence[int],
@@ -110,7 +130,7 @@ class Generator:
         request_id: str,
         default_max_tokens: int | None,
     ) -> GenerationRequest:
-        return generation_request(
+        request = generation_request(
             self.model(),
             request_id=request_id,
             field=field,
@@ -118,3 +138,9 @@ class Generator:
             options=options,
             default_max_tokens=default_max_tokens,
         )
+        if options.structured_output is not None:
+            # The target compiles it again; what cannot be compiled is refused here, by its field.
+            compiler = self._lifecycle.ready().text_model.grammar_compiler
+            requested = options.structured_output
+            await compiler.compiled(requested.field, requested.output)
+        return request

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 from gateway.chat_template import ChatTemplate
+from gateway.tool_format import ToolSupport
+from outrider.serving.grammar_compiler import GrammarCompiler
 from outrider.serving.tokenizer import Vocabulary
 from outrider.v1 import target_pb2
 
@@ -18,6 +20,8 @@ class TextModel:
     vocabulary: Vocabulary
     chat_template: ChatTemplate | None
     longest_token_bytes: int
+    grammar_compiler: GrammarCompiler
+    tool_support: ToolSupport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

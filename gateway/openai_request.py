@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.fields import Fields, as_integer, as_text
+from gateway.message_fields import checked_messages
 from gateway.request import Options
+from gateway.structured_output_fields import requested_output
+from gateway.tool_fields import ToolRequest, tool_request
 from outrider.serving.errors import InvalidArgument
 from outrider.serving.sampling_parameters import MAX_TOP_K, SamplingParameters
 
@@ -30,10 +33,6 @@ _NEUTRAL_IN_CHAT: _Neutral = (
     *_NEUTRAL,
     ("logprobs", (False,), "false"),
     ("top_logprobs", (0,), "0"),
-    ("response_format", ({"type": "text"},), "{'type': 'text'}"),
-    ("tools", ([],), "empty"),
-    ("tool_choice", ("none", "auto"), "'none' or 'auto'"),
-    ("parallel_tool_calls", (True, False), "true or false"),
     ("functions", ([],), "empty"),
     ("function_call", ("none", "auto"), "'none' or 'auto'"),
     ("modalities", (["text"],), "['text']"),
@@ -50,14 +49,6 @@ _NEUTRAL_IN_TEXT: _Neutral = (
     ("echo", (False,), "false"),
     ("suffix", ("",), "empty"),
 )
-_NEUTRAL_IN_MESSAGE: _Neutral = (
-    ("tool_calls", ([],), "empty"),
-    ("function_call", (), "absent"),
-    ("audio", (), "absent"),
-    ("refusal", (), "absent"),
-    ("annotations", ([],), "empty"),
-)
-_ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +66,7 @@ class ChatForm:
 
     model: str
     messages: list[Mapping[str, Any]]
+    tools: ToolRequest | None
     options: Options
     delivery: Delivery
 
@@ -102,6 +94,7 @@ def chat_form(body: object) -> ChatForm:
     return ChatForm(
         model=model,
         messages=messages,
+        tools=tool_request(fields),
         options=_options(fields, max_completion_tokens or max_tokens),
         delivery=_delivery(fields, _NEUTRAL_IN_CHAT),
     )
@@ -156,6 +149,7 @@ def _options(fields: Fields, max_tokens: int | None) -> Options:
         ),
         ignore_eos=fields.boolean("ignore_eos"),
         draft_length=_draft_length(fields.take("speculation")),
+        structured_output=requested_output(fields),
     )
 
 
@@ -223,49 +217,6 @@ def _delivery(fields: Fields, neutral: _Neutral) -> Delivery:
         includes_usage=includes_usage,
         includes_token_ids=includes_token_ids,
     )
-
-
-def checked_messages(messages: object) -> list[Mapping[str, Any]]:
-    """A conversation. Raises InvalidArgument naming field, value and bound."""
-    if not isinstance(messages, list) or not messages:
-        raise InvalidArgument("messages", messages, "a list of at least one message")
-    return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
-
-
-def _message(message: object, where: str) -> Mapping[str, Any]:
-    fields = Fields(message, where)
-    role = fields.take("role")
-    if not isinstance(role, str) or role not in _ROLES:
-        raise InvalidArgument(f"{where}.role", role, f"one of {', '.join(_ROLES)}")
-    content = fields.take("content")
-    if isinstance(content, list) and content:
-        checked: object = [
-            _text_part(part, f"{where}.content[{index}]") for index, part in enumerate(content)
-        ]
-    elif isinstance(content, str):
-        checked = as_text(f"{where}.content", content)
-    else:
-        raise InvalidArgument(f"{where}.content", content, "a text or a list of text parts")
-    shown = {"role": role, "content": checked}
-    # Some templates show these; a template that does not, does not.
-    for field in ("name", "tool_call_id"):
-        text = fields.text(field)
-        if text is not None:
-            shown[field] = text
-    for field, values, words in _NEUTRAL_IN_MESSAGE:
-        fields.must_be_neutral(field, values, words)
-    fields.refuse_unknown()
-    return shown
-
-
-def _text_part(part: object, where: str) -> Mapping[str, str]:
-    fields = Fields(part, where)
-    kind = fields.take("type")
-    if kind != "text":
-        raise InvalidArgument(f"{where}.type", kind, "'text': nothing else is implemented")
-    text = as_text(f"{where}.text", fields.take("text"))
-    fields.refuse_unknown()
-    return {"type": "text", "text": text}
 
 
 def _prompt(prompt: object) -> str | list[int]:

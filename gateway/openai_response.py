@@ -19,6 +19,10 @@ _FINISH_REASONS = {
 }
 
 
+# The piece of a chat whose text is held back.
+_UNDECIDED: dict[str, Any] = {"delta": {}}
+
+
 class Shape(Protocol):
     """What differs between chat and text completions."""
 
@@ -29,11 +33,14 @@ class Shape(Protocol):
     def whole(self, text: str) -> dict[str, Any]:
         """The part of a whole choice that holds the text."""
 
-    def piece(self, text: str, token_ids: list[int] | None) -> dict[str, Any]:
+    def piece(self, text: str, token_ids: list[int] | None, *, is_last: bool) -> dict[str, Any]:
         """The part of a choice that holds a piece of the text."""
 
     def first_piece(self) -> dict[str, Any] | None:
         """What a stream begins with, if anything."""
+
+    def finish_reason(self, reason: str | None) -> str | None:
+        """What it is called here, once all text was given."""
 
 
 class ChatShape:
@@ -46,7 +53,7 @@ class ChatShape:
     def whole(self, text: str) -> dict[str, Any]:
         return {"message": {"role": "assistant", "content": text, "refusal": None}}
 
-    def piece(self, text: str, token_ids: list[int] | None) -> dict[str, Any]:
+    def piece(self, text: str, token_ids: list[int] | None, *, is_last: bool) -> dict[str, Any]:
         delta: dict[str, Any] = {"content": text} if text else {}
         if token_ids is not None:
             delta["token_ids"] = token_ids
@@ -54,6 +61,9 @@ class ChatShape:
 
     def first_piece(self) -> dict[str, Any] | None:
         return {"delta": {"role": "assistant", "content": ""}}
+
+    def finish_reason(self, reason: str | None) -> str | None:
+        return reason
 
 
 class TextShape:
@@ -66,7 +76,7 @@ class TextShape:
     def whole(self, text: str) -> dict[str, Any]:
         return {"text": text}
 
-    def piece(self, text: str, token_ids: list[int] | None) -> dict[str, Any]:
+    def piece(self, text: str, token_ids: list[int] | None, *, is_last: bool) -> dict[str, Any]:
         piece: dict[str, Any] = {"text": text}
         if token_ids is not None:
             piece["token_ids"] = token_ids
@@ -74,6 +84,9 @@ class TextShape:
 
     def first_piece(self) -> dict[str, Any] | None:
         return None
+
+    def finish_reason(self, reason: str | None) -> str | None:
+        return reason
 
 
 class Answer:
@@ -95,11 +108,12 @@ class Answer:
         self, text: str, token_ids: list[int] | None, finish_reason: int, usage: Usage
     ) -> dict[str, Any]:
         """The body of an answer that is not streamed."""
+        part = self._shape.whole(text)
         choice = {
             "index": 0,
-            **self._shape.whole(text),
+            **part,
             "logprobs": None,
-            "finish_reason": _FINISH_REASONS[finish_reason],
+            "finish_reason": self._shape.finish_reason(_FINISH_REASONS[finish_reason]),
         }
         if token_ids is not None:
             choice["token_ids"] = token_ids
@@ -120,8 +134,11 @@ class Answer:
         if not (piece.text or piece.finish_reason or includes_token_ids):
             return None
         token_ids = piece.token_ids if includes_token_ids else None
-        part = self._shape.piece(piece.text, token_ids)
-        return self._chunk(part, _FINISH_REASONS[piece.finish_reason])
+        part = self._shape.piece(piece.text, token_ids, is_last=bool(piece.finish_reason))
+        reason = self._shape.finish_reason(_FINISH_REASONS[piece.finish_reason])
+        if reason is None and part == _UNDECIDED:
+            return None
+        return self._chunk(part, reason)
 
     def usage(self, usage: Usage) -> dict[str, Any]:
         """The event behind the last piece that `stream_options.include_usage` asks for."""

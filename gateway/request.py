@@ -6,10 +6,19 @@ from dataclasses import dataclass
 
 from outrider.serving.columns import pack
 from outrider.serving.sampling_parameters import SamplingParameters
+from outrider.serving.structured_output import StructuredOutput
 from outrider.v1 import sampling_pb2, target_pb2
 
 # A drawn seed is exact in every JSON reader, JavaScript's doubles included.
 DRAWN_SEED_BITS = 53
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestedOutput:
+    """What the text of an answer must look like, and the field that said so."""
+
+    field: str
+    output: StructuredOutput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +31,7 @@ class Options:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     draft_length: int | None = None
+    structured_output: RequestedOutput | None = None
     # How long a step may wait for a draft while nothing else decodes: for canaries only.
     patience_seconds: float = 0.0
     # Seconds from now; 0 = none.
@@ -44,6 +54,9 @@ class GenerationRequest:
     patience_seconds: float = 0.0
     deadline_seconds: float = 0.0
     priority: int = 0
+    structured_output: StructuredOutput | None = None
+    # Special tokens in the output are part of the text.
+    shows_special: bool = False
 
     def to_message(self, sequence_id: int) -> target_pb2.Admit:
         """The admission of this request as a sequence of the target."""
@@ -56,6 +69,9 @@ class GenerationRequest:
             ignore_eos=self.ignore_eos,
             deadline_seconds=self.deadline_seconds,
             priority=self.priority,
+            structured_output=(
+                None if self.structured_output is None else self.structured_output.to_message()
+            ),
             speculation=(
                 None
                 if self.draft_length is None

@@ -36,7 +36,9 @@ class SequenceText:
 
     def __init__(self, request: GenerationRequest, vocabulary: Vocabulary) -> None:
         self.usage = Usage(prompt_tokens=len(request.prompt_token_ids))
-        self._detokenizer = Detokenizer(vocabulary, skip_special=True, continues_text=True)
+        self._detokenizer = Detokenizer(
+            vocabulary, skip_special=not request.shows_special, continues_text=True
+        )
         self._stop_strings = StopStrings(request.stop) if request.stop else None
 
     def push(self, step: SequenceStep) -> Piece:

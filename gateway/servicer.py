@@ -10,7 +10,9 @@ from gateway.generation_message import options_from, parse_request
 from gateway.generator import Generator
 from gateway.request import GenerationRequest
 from gateway.rest_errors import NOT_READY_RETRY_SECONDS
-from gateway.sequence_text import Usage
+from gateway.sequence_text import Piece, Usage
+from gateway.tool_message import chat_messages_from, response_parts, tool_request_from
+from gateway.tool_reader import ToolReader
 from outrider.serving.errors import InvalidArgument, NotServing, Overloaded, ServiceError
 from outrider.v1 import generation_pb2
 
@@ -37,12 +39,14 @@ class GenerationServicer:
             message = parse_request(data)
             if message.request_id:
                 named = f"request {message.request_id}: "
-            request = await self._request(message, context)
+            request, reader = await self._request(message, context)
             async with self._generator.generate(request) as generation:
                 async for piece in generation.pieces():
+                    text, tool_calls = _said(piece, reader)
                     yield generation_pb2.GenerateResponse(
-                        text=piece.text,
+                        text=text,
                         token_ids=piece.token_ids,
+                        tool_calls=tool_calls,
                         finished=(
                             _finished(piece.finish_reason, generation.usage, request.seed)
                             if piece.finish_reason
@@ -56,30 +60,33 @@ class GenerationServicer:
         self,
         message: generation_pb2.GenerateRequest,
         context: grpc.aio.ServicerContext,  # type: ignore[type-arg]
-    ) -> GenerationRequest:
+    ) -> tuple[GenerationRequest, ToolReader | None]:
+        """With what reads calls of functions out of the answer, if there may be any."""
         if message.model:
             self._generator.check_model(message.model)
         options = options_from(message, max(context.time_remaining() or 0.0, 0.0))
         request_id = message.request_id or f"grpc-{secrets.token_hex(12)}"
         kind = message.WhichOneof("input")
         if kind == "chat":
-            messages = [
-                {"role": chat_message.role, "content": chat_message.content}
-                for chat_message in message.chat.messages
-            ]
-            return await self._generator.chat_request(messages, options, request_id)
+            tools = tool_request_from(message.chat)
+            calling = None if tools is None else self._generator.tool_calling(tools, options)
+            messages = chat_messages_from(message.chat)
+            request = await self._generator.chat_request(messages, options, request_id, calling)
+            return request, None if calling is None else calling.make_reader()
         if kind == "prompt":
-            return await self._generator.text_request(
+            request = await self._generator.text_request(
                 message.prompt, options, request_id, default_max_tokens=None
             )
+            return request, None
         if kind == "prompt_token_ids":
-            return self._generator.token_request(
+            request = await self._generator.token_request(
                 "prompt_token_ids",
                 list(message.prompt_token_ids.ids),
                 options,
                 request_id,
                 default_max_tokens=None,
             )
+            return request, None
         raise InvalidArgument("input", None, "prompt, prompt_token_ids or chat")
 
 
@@ -93,6 +100,18 @@ def add_generation_servicer(servicer: GenerationServicer, server: grpc.aio.Serve
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(SERVICE_NAME, {"Generate": handler}),)
     )
+
+
+def _said(
+    piece: Piece, reader: ToolReader | None
+) -> tuple[str, list[generation_pb2.ToolCallPiece]]:
+    """Text for the user, and calls."""
+    if reader is None:
+        return piece.text, []
+    parts = reader.push(piece.text)
+    if piece.finish_reason:
+        parts += reader.finish()
+    return response_parts(parts)
 
 
 def _finished(reason: int, usage: Usage, seed: int) -> generation_pb2.Finished:

@@ -27,7 +27,7 @@ class StreamListener(Protocol):
         """One engine step did this, by sequence id."""
 
     def rejected(self, sequence_id: int, reason: int, message: str) -> None:
-        """A sequence was not admitted."""
+        """A sequence was not admitted, or ended because of what it asks for."""
 
     def lost(self, reason: str) -> None:
         """The stream ended; nothing more will come."""

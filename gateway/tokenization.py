@@ -7,7 +7,8 @@ from gateway.completions import answered
 from gateway.fields import Fields, as_integer, as_text
 from gateway.generator import Generator
 from gateway.http_body import read_json
-from gateway.openai_request import MAX_INTEGER, checked_messages
+from gateway.message_fields import checked_messages
+from gateway.openai_request import MAX_INTEGER
 from gateway.rest_errors import json_response
 from outrider.serving.errors import InvalidArgument
 

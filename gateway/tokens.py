@@ -15,21 +15,27 @@ LONG_TEXT_CHARACTERS = 8192
 
 
 async def chat_prompt(
-    text_model: TextModel, messages: Sequence[Mapping[str, Any]], context: int
+    text_model: TextModel,
+    messages: Sequence[Mapping[str, Any]],
+    context: int,
+    tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[int]:
-    """The prompt of a conversation. Raises InvalidArgument and the template's own errors."""
+    """The prompt of a conversation, with functions that are shown to the model.
+
+    Raises InvalidArgument and the template's own errors.
+    """
     template = text_model.chat_template
     if template is None:
         raise ChatTemplateMissing("the model has no chat template; use completions")
 
     def encode() -> list[int]:
-        rendered = template.render(messages)
+        rendered = template.render(messages, tools=tools)
         _check_length("messages", rendered.text, text_model, context)
         return text_model.vocabulary.encode(
             rendered.text, parse_special=True, add_bos=False, protected=rendered.protected
         )
 
-    length = sum(len(str(message.get("content"))) for message in messages)
+    length = sum(len(str(message.get("content"))) for message in messages) + len(str(tools))
     return await _run(encode, length)
 
 
@@ -100,6 +106,11 @@ def generation_request(
             options.draft_length,
             f"between 0 and {model.max_draft_length}",
         )
+    requested = options.structured_output
+    if requested is not None and options.ignore_eos:
+        raise InvalidArgument(
+            "ignore_eos", True, f"false with {requested.field}: the text ends where it is complete"
+        )
     asked = options.sampling
     check_token_ids("logit_bias", [token_id for token_id, _ in asked.logit_bias], model.vocab_size)
     seed = draw_seed() if asked.seed is None else asked.seed
@@ -116,6 +127,7 @@ def generation_request(
         patience_seconds=options.patience_seconds,
         deadline_seconds=options.deadline_seconds,
         priority=priority,
+        structured_output=None if requested is None else requested.output,
     )
 
 

@@ -11,6 +11,7 @@ from outrider.engine.logit_rules import LogitRules
 from outrider.engine.sampling import Sampling
 from outrider.serving.columns import MalformedColumn, unpack
 from outrider.serving.errors import InvalidArgument
+from outrider.serving.grammar_compiler import Grammar
 from outrider.serving.link_protocol import TOKEN_ID
 from outrider.serving.sampling_parameters import SamplingParameters, sampling_parameters_from
 from outrider.v1 import target_pb2
@@ -30,8 +31,15 @@ class AdmissionBounds:
     max_patience_seconds: float
 
 
-def request_from(message: target_pb2.Admit, sink: ReportSink, bounds: AdmissionBounds) -> Request:
-    """Checks one admission. Raises InvalidArgument."""
+def request_from(
+    message: target_pb2.Admit,
+    sink: ReportSink,
+    bounds: AdmissionBounds,
+    grammar: Grammar | None = None,
+) -> Request:
+    """Checks one admission; `grammar` is its structured output. Raises InvalidArgument."""
+    if grammar is not None and message.ignore_eos:
+        raise InvalidArgument("ignore_eos", True, "false with structured_output, which ends there")
     prompt = _token_ids("prompt_token_ids", message.prompt_token_ids, bounds)
     resumed = _token_ids("resumed_output_token_ids", message.resumed_output_token_ids, bounds)
     if not prompt:
@@ -58,6 +66,7 @@ def request_from(message: target_pb2.Admit, sink: ReportSink, bounds: AdmissionB
             seed=parameters.seed,
         ),
         rules=_rules(parameters, bounds),
+        grammar=grammar,
         stop_token_ids=_stop_token_ids(message, bounds),
         deadline=_deadline(message.deadline_seconds),
         priority=message.priority,

@@ -37,7 +37,7 @@ class Batch:
     @property
     def has_rules(self) -> bool:
         """Some tokens depend on those before them otherwise than through the model."""
-        return any(row.sequence.request.rules is not None for row in self.decode_rows)
+        return any(row.sequence.has_rules for row in self.decode_rows)
 
     @property
     def prefill_tokens(self) -> int:

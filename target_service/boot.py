@@ -13,6 +13,7 @@ from outrider.engine.noise import NOISE_VERSION
 from outrider.engine.prefix_hash import PREFIX_HASH_ALGORITHM
 from outrider.serving.errors import ConfigurationError
 from outrider.serving.gpu_monitor import monitor_gpu
+from outrider.serving.grammar_compiler import GrammarCompiler, make_grammar_compiler
 from outrider.serving.lifecycle import Lifecycle
 from outrider.serving.link_protocol import PROTOCOL_VERSION
 from outrider.serving.model_source import resolve_model
@@ -41,6 +42,7 @@ class Target:
     engine: Engine
     model_info: target_pb2.ModelInfo
     bounds: AdmissionBounds
+    grammar_compiler: GrammarCompiler
     scheduler: Scheduler
     statistics: Statistics
     step_loop: StepLoop
@@ -74,6 +76,7 @@ def boot_target(
         )
     source = resolve_model(config.model)
     vocabulary = load_tokenizer(source.path)
+    grammar_compiler = make_grammar_compiler(vocabulary)
     engine = boot_engine(
         EngineConfig(
             model_path=source.path,
@@ -141,6 +144,7 @@ def boot_target(
             eos_token_ids=frozenset(model_info.identity.eos_token_ids),
             max_patience_seconds=config.step_timeout / 4,
         ),
+        grammar_compiler=grammar_compiler,
         scheduler=scheduler,
         statistics=statistics,
         step_loop=step_loop,

@@ -4,9 +4,11 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from outrider.engine.logit_rules import LogitRules, RuledText
+from outrider.engine.logit_rules import NEUTRAL, LogitRules, RuledText
 from outrider.engine.prefix_hash import EMPTY_PREFIX_HASH, extend_prefix_hash
 from outrider.engine.sampling import Sampling
+from outrider.engine.token_constraint import TokenConstraint
+from outrider.serving.grammar_compiler import Grammar
 from outrider.v1 import generation_pb2
 
 
@@ -37,6 +39,7 @@ class Request:
     # Seconds that a step may wait for its draft while no sequence without patience decodes.
     patience_seconds: float
     rules: LogitRules | None = None  # None: they would change nothing
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +93,8 @@ class Sequence:
     # Prompt tokens that were in the cache when it first ran; None before.
     cached_prompt_length: int | None = None
     prefix_hash: int = EMPTY_PREFIX_HASH
+    # Follows the output, also through a preemption: it knows tokens, not blocks.
+    constraint: TokenConstraint | None = None
 
     @classmethod
     def admit(cls, request: Request, arrival: int) -> "Sequence":
@@ -100,6 +105,7 @@ class Sequence:
             token_ids=token_ids,
             arrival=arrival,
             prefix_hash=extend_prefix_hash(EMPTY_PREFIX_HASH, token_ids),
+            constraint=None if request.grammar is None else request.grammar.start(),
         )
 
     @property
@@ -113,13 +119,29 @@ class Sequence:
         return self.cached_length == len(self.token_ids) - 1
 
     @property
+    def has_rules(self) -> bool:
+        """Its tokens depend on those before them otherwise than through the model."""
+        return self.request.rules is not None or self.constraint is not None
+
+    @property
     def ruled(self) -> RuledText | None:
         """What the rules of its request look at now; None without rules."""
-        rules = self.request.rules
-        if rules is None:
+        if not self.has_rules:
             return None
         prompt = self.request.prompt_token_ids
-        return RuledText(rules=rules, prompt=prompt, output=self.token_ids[len(prompt) :])
+        return RuledText(
+            rules=self.request.rules or NEUTRAL,
+            prompt=prompt,
+            output=self.token_ids[len(prompt) :],
+            constraint=self.constraint,
+        )
+
+    @property
+    def forced_token_ids(self) -> SequenceOf[int]:
+        """What its grammar leaves no choice about next; empty where there is one."""
+        if self.constraint is None:
+            return ()
+        return self.constraint.forced(self.token_ids[len(self.request.prompt_token_ids) :])
 
     @property
     def has_emitted(self) -> bool:

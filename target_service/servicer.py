@@ -10,10 +10,12 @@ import grpc
 from outrider.serving.columns import pack
 from outrider.serving.concurrency import run_until_first_ends
 from outrider.serving.errors import InvalidArgument, NotServing, rpc_errors
+from outrider.serving.grammar_compiler import Grammar
 from outrider.serving.lifecycle import Lifecycle
 from outrider.v1 import target_pb2, target_pb2_grpc
 from target_service.admission import request_from
 from target_service.boot import Target
+from target_service.grammar_admission import GrammarAdmission
 from target_service.policy import policy_from
 from target_service.sequence import Outcome, Request, StepSummary
 
@@ -39,6 +41,10 @@ class GatewayStream:
         rejected = target_pb2.Rejected(sequence_id=sequence_id, message=message)
         rejected.reason = reason  # type: ignore[assignment]
         self._send(target_pb2.DecodeResponse(rejected=rejected))
+
+    def refuse(self, sequence_id: int, error: InvalidArgument) -> None:
+        """A sequence that asks for what cannot be."""
+        self.reject(sequence_id, target_pb2.REJECT_REASON_INVALID, str(error))
 
     def _send(self, response: target_pb2.DecodeResponse) -> None:
         if not self._loop.is_closed():
@@ -87,22 +93,25 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         async with rpc_errors(context):
             target = self._lifecycle.ready()
             stream = GatewayStream(asyncio.get_running_loop())
+            grammars = self._grammar_admission(target, stream)
             self._streams.add(stream)
             try:
                 await run_until_first_ends(
-                    self._read(target, stream, request_iterator),
+                    self._read(target, stream, grammars, request_iterator),
                     self._write(stream, context),
                     self._wait_for_failure(),
                     self._wait_until_stuck(stream),
                 )
             finally:
                 self._streams.discard(stream)
+                grammars.cancel()
                 target.step_loop.submit(lambda loop: loop.cancel(stream))
 
     async def _read(
         self,
         target: Target,
         stream: GatewayStream,
+        grammars: GrammarAdmission,
         requests: AsyncIterator[target_pb2.DecodeRequest],
     ) -> None:
         async for request in requests:
@@ -114,22 +123,50 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
                     )
                 )
             elif kind == "admit":
-                self._admit(target, stream, request.admit)
+                self._admit(target, stream, grammars, request.admit)
             elif kind == "cancel":
                 ids = frozenset(request.cancel.sequence_ids)
+                grammars.cancel(ids)
                 target.step_loop.submit(lambda loop, ids=ids: loop.cancel(stream, ids))  # type: ignore[misc]
             elif kind == "policy":
                 policy = policy_from(request.policy, target.bounds.max_draft_length)
                 target.step_loop.submit(lambda loop, policy=policy: loop.set_policy(policy))  # type: ignore[misc]
 
-    def _admit(self, target: Target, stream: GatewayStream, batch: target_pb2.AdmitBatch) -> None:
+    def _admit(
+        self,
+        target: Target,
+        stream: GatewayStream,
+        grammars: GrammarAdmission,
+        batch: target_pb2.AdmitBatch,
+    ) -> None:
         requests: list[Request] = []
         for message in batch.sequences:
+            if message.HasField("structured_output"):
+                grammars.begin(message)
+                continue
             try:
                 requests.append(request_from(message, stream, target.bounds))
             except InvalidArgument as error:
-                stream.reject(message.sequence_id, target_pb2.REJECT_REASON_INVALID, str(error))
+                stream.refuse(message.sequence_id, error)
         target.step_loop.submit(lambda loop: loop.admit(requests))
+
+    def _grammar_admission(self, target: Target, stream: GatewayStream) -> GrammarAdmission:
+        def admit(message: target_pb2.Admit, grammar: Grammar) -> None:
+            request = request_from(message, stream, target.bounds, grammar)
+            target.step_loop.submit(lambda loop: loop.admit([request]))
+
+        return GrammarAdmission(
+            compiler=target.grammar_compiler,
+            admit=admit,
+            refuse=stream.refuse,
+            on_task_end=self._grammar_task_ended,
+        )
+
+    def _grammar_task_ended(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled():
+            error = task.exception()
+            if error is not None:
+                self._lifecycle.fail(task.get_name(), f"{type(error).__name__}: {error}")
 
     async def _write(
         self,

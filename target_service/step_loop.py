@@ -6,7 +6,7 @@ It does not know gRPC, nor where drafts come from.
 
 import queue
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -248,11 +248,12 @@ class StepLoop:
     def _batch(self, collected: Collected) -> Batch:
         """The next step's rows, with their blocks reserved."""
         decoding = self._scheduler.decoding()
+        drafts = self._drafts_of(decoding, collected)
         # Sequences may have left or joined since the drafts were asked for.
         rows_left = self._max_step_rows - len(decoding)
         lengths = {}
         for sequence in decoding:
-            draft = collected.drafts.get(sequence.arrival, ())
+            draft = drafts.get(sequence.arrival, ())
             length = min(len(draft), sequence.room - 1, rows_left)
             if length > 0:
                 lengths[sequence.arrival] = length
@@ -261,7 +262,7 @@ class StepLoop:
         decode_rows = [
             DecodeRow(
                 sequence=sequence,
-                draft_token_ids=collected.drafts.get(sequence.arrival, ())[
+                draft_token_ids=drafts.get(sequence.arrival, ())[
                     : lengths.get(sequence.arrival, 0)
                 ],
             )
@@ -271,6 +272,23 @@ class StepLoop:
             sum(1 + len(row.draft_token_ids) for row in decode_rows)
         )
         return Batch(decode_rows=decode_rows, chunks=chunks)
+
+    def _drafts_of(
+        self, decoding: Sequence[TokenSequence], collected: Collected
+    ) -> Mapping[int, tuple[int, ...]]:
+        """By arrival: what came, or what a grammar forces where that is more. Only a step that may
+        have drafts at all has these.
+        """
+        drafts = collected.drafts
+        if collected is NOTHING_COLLECTED or all(one.constraint is None for one in decoding):
+            return drafts
+        drafts = dict(drafts)
+        most = self._draft_lengths(decoding)
+        for sequence in decoding:
+            forced = tuple(sequence.forced_token_ids)[: most.get(sequence.arrival, 0)]
+            if forced != drafts.get(sequence.arrival, ())[: len(forced)]:
+                drafts[sequence.arrival] = forced
+        return drafts
 
     def _launch_next(self, batch: Batch, running: RunningStep) -> NextStep | None:
         """Launches the step behind this one, which runs, if all of it is known: a row for each
@@ -318,11 +336,26 @@ class StepLoop:
             if not chunk.is_last:
                 chunk.sequence.cached_length += chunk.length
                 self._scheduler.computed(chunk.sequence)
-        return [
-            self._commit_verdict(row, verdict)
-            for row, verdict in judged
-            if row.sequence not in left
-        ]
+        outcomes = []
+        for row, verdict in judged:
+            if row.sequence in left:
+                continue
+            constraint = row.sequence.constraint
+            if constraint is not None and constraint.failure is not None:
+                self._give_up(row.sequence, constraint.failure)
+            else:
+                outcomes.append(self._commit_verdict(row, verdict))
+        return outcomes
+
+    def _give_up(self, sequence: TokenSequence, reason: str) -> None:
+        """Ends a sequence whose grammar cannot be followed any further, with its output so far."""
+        self._end(sequence)
+        num_tokens = sequence.committed_length - len(sequence.request.prompt_token_ids)
+        sequence.request.sink.reject(
+            sequence.request.sequence_id,
+            target_pb2.REJECT_REASON_INVALID,
+            f"structured_output cannot be followed behind {num_tokens} tokens: {reason}",
+        )
 
     def _commit_verdict(self, row: DecodeRow, verdict: Verdict) -> tuple[TokenSequence, Outcome]:
         sequence, draft_token_ids = row.sequence, row.draft_token_ids

@@ -1,9 +1,10 @@
-"""Penalties and biases: what a request adds to its logits before temperature and truncation.
+"""Penalties, biases and grammars: what a request changes in its logits before temperature and
+truncation.
 
 In this order: the repetition penalty (arXiv 1909.05858, equation in section 4.1, with Hugging
 Face's sign rule) over all tokens before, the presence and frequency penalties over the output
-alone, and the biases, as OpenAI defines them. A position's rules see exactly the tokens accepted
-before it, so a draft changes none of them.
+alone, the biases, as OpenAI defines them, and last -inf for what a grammar forbids. A position's
+rules see exactly the tokens accepted before it, so a draft changes none of them.
 """
 
 from collections.abc import Sequence
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+from outrider.engine.token_constraint import TokenConstraint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +35,8 @@ class LogitRules:
     ) -> npt.NDArray[np.float32]:
         """The changed logits [vocab] behind `prompt` and `output`, as a copy."""
         changed = logits.copy()
+        if self.are_neutral:
+            return changed
         counts = np.bincount(np.asarray(output, dtype=np.int64), minlength=len(logits))
         in_output = np.flatnonzero(counts)
         if self.repetition_penalty != 1:
@@ -53,14 +58,19 @@ NEUTRAL = LogitRules()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuledText:
-    """Rules with the committed tokens that they look at."""
+    """Rules and a grammar, if there is one, with the committed tokens that they look at."""
 
     rules: LogitRules
     prompt: Sequence[int]
     output: Sequence[int]
+    constraint: TokenConstraint | None = None
 
     def apply(
         self, logits: npt.NDArray[np.float32], drafts: Sequence[int]
     ) -> npt.NDArray[np.float32]:
         """The changed logits [vocab] behind the committed tokens and `drafts`, as a copy."""
-        return self.rules.apply(logits, self.prompt, [*self.output, *drafts])
+        output = [*self.output, *drafts]
+        changed = self.rules.apply(logits, self.prompt, output)
+        if self.constraint is not None:
+            changed[~self.constraint.allowed(output)] = -np.inf
+        return changed

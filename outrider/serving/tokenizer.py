@@ -76,6 +76,10 @@ class Vocabulary:
             run_encoder = self.later_run
         return ids
 
+    def encode_continuation(self, text: str) -> list[int]:
+        """Token ids of text that goes on in the middle of a word, without special tokens."""
+        return self._encode_run(self.inner_run, text)
+
     def decode(
         self, token_ids: Iterable[int], *, skip_special: bool, continues_text: bool = False
     ) -> str:

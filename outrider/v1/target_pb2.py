@@ -23,61 +23,62 @@ _sym_db = _symbol_database.Default()
 
 
 from outrider.v1 import sampling_pb2 as outrider_dot_v1_dot_sampling__pb2
+from outrider.v1 import structured_output_pb2 as outrider_dot_v1_dot_structured__output__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18outrider/v1/target.proto\x12\x0boutrider.v1\x1a\x1aoutrider/v1/sampling.proto\"\x11\n\x0fGetModelRequest\"\x9b\x01\n\rModelIdentity\x12\x12\n\nvocab_size\x18\x01 \x01(\r\x12\x18\n\x10tokenizer_sha256\x18\x02 \x01(\t\x12\x15\n\reos_token_ids\x18\x03 \x03(\r\x12\x1b\n\x13max_sequence_length\x18\x04 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x05 \x01(\t\x12\x13\n\x0bhidden_size\x18\x06 \x01(\r\"\xec\x01\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12,\n\x08identity\x18\x02 \x01(\x0b\x32\x1a.outrider.v1.ModelIdentity\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\x1d\n\x15max_running_sequences\x18\x05 \x01(\r\x12)\n\nstep_costs\x18\x06 \x03(\x0b\x32\x15.outrider.v1.StepCost\x12\x18\n\x10max_draft_length\x18\x07 \x01(\r\x12 \n\x18rounding_depends_on_rows\x18\x08 \x01(\x08\")\n\x08StepCost\x12\x0c\n\x04rows\x18\x01 \x01(\r\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\"\xc1\x01\n\rDecodeRequest\x12%\n\x06\x61ttach\x18\x01 \x01(\x0b\x32\x13.outrider.v1.AttachH\x00\x12(\n\x05\x61\x64mit\x18\x02 \x01(\x0b\x32\x17.outrider.v1.AdmitBatchH\x00\x12%\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x13.outrider.v1.CancelH\x00\x12\x30\n\x06policy\x18\x04 \x01(\x0b\x32\x1e.outrider.v1.SpeculationPolicyH\x00\x42\x06\n\x04kind\"!\n\x06\x41ttach\x12\x17\n\x0fgateway_boot_id\x18\x01 \x01(\x06\"3\n\nAdmitBatch\x12%\n\tsequences\x18\x01 \x03(\x0b\x32\x12.outrider.v1.Admit\"\xc3\x02\n\x05\x41\x64mit\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x18\n\x10prompt_token_ids\x18\x02 \x01(\x0c\x12 \n\x18resumed_output_token_ids\x18\x03 \x01(\x0c\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12\x31\n\x08sampling\x18\x05 \x01(\x0b\x32\x1f.outrider.v1.SamplingParameters\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\r\x12\x12\n\nignore_eos\x18\x07 \x01(\x08\x12\x18\n\x10\x64\x65\x61\x64line_seconds\x18\x08 \x01(\x01\x12\x10\n\x08priority\x18\t \x01(\x05\x12:\n\x0bspeculation\x18\n \x01(\x0b\x32 .outrider.v1.SpeculationOverrideH\x00\x88\x01\x01\x42\x0e\n\x0c_speculation\"\x1e\n\x06\x43\x61ncel\x12\x14\n\x0csequence_ids\x18\x01 \x03(\x04\"r\n\x11SpeculationPolicy\x12+\n\x05rules\x18\x01 \x03(\x0b\x32\x1c.outrider.v1.DraftLengthRule\x12\x1c\n\x0fmax_decode_rows\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\x12\n\x10_max_decode_rows\"@\n\x0f\x44raftLengthRule\x12\x17\n\x0fmax_decode_rows\x18\x01 \x01(\r\x12\x14\n\x0c\x64raft_length\x18\x02 \x01(\r\"\x97\x01\n\x0e\x44\x65\x63odeResponse\x12)\n\x08\x61ttached\x18\x01 \x01(\x0b\x32\x15.outrider.v1.AttachedH\x00\x12\'\n\x04step\x18\x02 \x01(\x0b\x32\x17.outrider.v1.StepReportH\x00\x12)\n\x08rejected\x18\x03 \x01(\x0b\x32\x15.outrider.v1.RejectedH\x00\x42\x06\n\x04kind\"\"\n\x08\x41ttached\x12\x16\n\x0etarget_boot_id\x18\x01 \x01(\x06\"[\n\x08Rejected\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12)\n\x06reason\x18\x02 \x01(\x0e\x32\x19.outrider.v1.RejectReason\x12\x0f\n\x07message\x18\x03 \x01(\t\"\xae\x03\n\nStepReport\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12#\n\x04mode\x18\x02 \x01(\x0e\x32\x15.outrider.v1.StepMode\x12\x14\n\x0csequence_ids\x18\x03 \x01(\x0c\x12\x16\n\x0e\x65mitted_counts\x18\x04 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x05 \x01(\x0c\x12\x16\n\x0e\x64rafted_counts\x18\x06 \x01(\x0c\x12\x17\n\x0f\x61\x63\x63\x65pted_counts\x18\x07 \x01(\x0c\x12\x16\n\x0e\x66inish_reasons\x18\x08 \x01(\x0c\x12\x13\n\x0b\x64\x65\x63ode_rows\x18\t \x01(\r\x12\x16\n\x0eprefill_tokens\x18\n \x01(\r\x12\x19\n\x11running_sequences\x18\x0b \x01(\r\x12\x19\n\x11waiting_sequences\x18\x0c \x01(\r\x12\x17\n\x0f\x66orward_seconds\x18\r \x01(\x01\x12\x1a\n\x12\x64raft_wait_seconds\x18\x0e \x01(\x01\x12\x14\n\x0cstep_seconds\x18\x0f \x01(\x01\x12\x14\n\x0c\x64raft_length\x18\x10 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_counts\x18\x11 \x01(\x0c\"\x16\n\x14GetStatisticsRequest\"-\n\rLabelledCount\x12\r\n\x05label\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\"1\n\x0fLabelledSeconds\x12\r\n\x05label\x18\x01 \x01(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\"B\n\x10LinkMessageCount\x12\x11\n\tdirection\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\r\n\x05\x63ount\x18\x03 \x01(\x04\">\n\tHistogram\x12\x14\n\x0cupper_bounds\x18\x01 \x03(\x01\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x04\x12\x0b\n\x03sum\x18\x03 \x01(\x01\"\x8c\x07\n\x10TargetStatistics\x12\x0e\n\x06\x64rafts\x18\x01 \x01(\x04\x12\x14\n\x0c\x64raft_tokens\x18\x02 \x01(\x04\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x03 \x01(\x04\x12$\n\x1c\x61\x63\x63\x65pted_tokens_per_position\x18\x04 \x03(\x04\x12\x19\n\x11speculative_steps\x18\x05 \x01(\x04\x12\x13\n\x0bplain_steps\x18\x06 \x01(\x04\x12\x30\n\x0c\x62ypass_steps\x18\x07 \x03(\x0b\x32\x1a.outrider.v1.LabelledCount\x12\x34\n\rlink_messages\x18\x08 \x03(\x0b\x32\x1d.outrider.v1.LinkMessageCount\x12\x36\n\x12\x64raft_rows_dropped\x18\t \x03(\x0b\x32\x1a.outrider.v1.LabelledCount\x12\x19\n\x11running_sequences\x18\n \x01(\r\x12\x19\n\x11waiting_sequences\x18\x0b \x01(\r\x12\x16\n\x0ekv_blocks_free\x18\x0c \x01(\r\x12\x16\n\x0ekv_blocks_used\x18\r \x01(\r\x12\x37\n\x17link_round_trip_seconds\x18\x0e \x01(\x0b\x32\x16.outrider.v1.Histogram\x12\x32\n\x12plain_step_seconds\x18\x0f \x01(\x0b\x32\x16.outrider.v1.Histogram\x12\x38\n\x18speculative_step_seconds\x18\x10 \x01(\x0b\x32\x16.outrider.v1.Histogram\x12\x13\n\x0bpreemptions\x18\x11 \x01(\x04\x12\x16\n\x0e\x65mitted_tokens\x18\x12 \x01(\x04\x12\x30\n\x0c\x66\x65\x61ture_rows\x18\x13 \x03(\x0b\x32\x1a.outrider.v1.LabelledCount\x12\x31\n\rfeature_bytes\x18\x14 \x03(\x0b\x32\x1a.outrider.v1.LabelledCount\x12\x1a\n\x12step_message_bytes\x18\x15 \x01(\x04\x12\x39\n\x13speculative_seconds\x18\x16 \x03(\x0b\x32\x1c.outrider.v1.LabelledSeconds\x12\x18\n\x10kv_blocks_cached\x18\x17 \x01(\r\x12\x15\n\rprompt_tokens\x18\x18 \x01(\x04\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x19 \x01(\x04*\x82\x01\n\x0cRejectReason\x12\x1d\n\x19REJECT_REASON_UNSPECIFIED\x10\x00\x12\x19\n\x15REJECT_REASON_INVALID\x10\x01\x12\x1c\n\x18REJECT_REASON_OVERLOADED\x10\x02\x12\x1a\n\x16REJECT_REASON_DRAINING\x10\x03*U\n\x08StepMode\x12\x19\n\x15STEP_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0fSTEP_MODE_PLAIN\x10\x01\x12\x19\n\x15STEP_MODE_SPECULATIVE\x10\x02\x32\xeb\x01\n\rTargetService\x12@\n\x08GetModel\x12\x1c.outrider.v1.GetModelRequest\x1a\x16.outrider.v1.ModelInfo\x12\x45\n\x06\x44\x65\x63ode\x12\x1a.outrider.v1.DecodeRequest\x1a\x1b.outrider.v1.DecodeResponse(\x01\x30\x01\x12Q\n\rGetStatistics\x12!.outrider.v1.GetStatisticsRequest\x1a\x1d.outrider.v1.TargetStatisticsb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18outrider/v1/target.proto\x12\x0boutrider.v1\x1a\x1aoutrider/v1/sampling.proto\x1a#outrider/v1/structured_output.proto\"\x11\n\x0fGetModelRequest\"\x9b\x01\n\rModelIdentity\x12\x12\n\nvocab_size\x18\x01 \x01(\r\x12\x18\n\x10tokenizer_sha256\x18\x02 \x01(\t\x12\x15\n\reos_token_ids\x18\x03 \x03(\r\x12\x1b\n\x13max_sequence_length\x18\x04 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x05 \x01(\t\x12\x13\n\x0bhidden_size\x18\x06 \x01(\r\"\xec\x01\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12,\n\x08identity\x18\x02 \x01(\x0b\x32\x1a.outrider.v1.ModelIdentity\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\x1d\n\x15max_running_sequences\x18\x05 \x01(\r\x12)\n\nstep_costs\x18\x06 \x03(\x0b\x32\x15.outrider.v1.StepCost\x12\x18\n\x10max_draft_length\x18\x07 \x01(\r\x12 \n\x18rounding_depends_on_rows\x18\x08 \x01(\x08\")\n\x08StepCost\x12\x0c\n\x04rows\x18\x01 \x01(\r\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\"\xc1\x01\n\rDecodeRequest\x12%\n\x06\x61ttach\x18\x01 \x01(\x0b\x32\x13.outrider.v1.AttachH\x00\x12(\n\x05\x61\x64mit\x18\x02 \x01(\x0b\x32\x17.outrider.v1.AdmitBatchH\x00\x12%\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x13.outrider.v1.CancelH\x00\x12\x30\n\x06policy\x18\x04 \x01(\x0b\x32\x1e.outrider.v1.SpeculationPolicyH\x00\x42\x06\n\x04kind\"!\n\x06\x41ttach\x12\x17\n\x0fgateway_boot_id\x18\x01 \x01(\x06\"3\n\nAdmitBatch\x12%\n\tsequences\x18\x01 \x03(\x0b\x32\x12.outrider.v1.Admit\"\x98\x03\n\x05\x41\x64mit\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x18\n\x10prompt_token_ids\x18\x02 \x01(\x0c\x12 \n\x18resumed_output_token_ids\x18\x03 \x01(\x0c\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12\x31\n\x08sampling\x18\x05 \x01(\x0b\x32\x1f.outrider.v1.SamplingParameters\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\r\x12\x12\n\nignore_eos\x18\x07 \x01(\x08\x12\x18\n\x10\x64\x65\x61\x64line_seconds\x18\x08 \x01(\x01\x12\x10\n\x08priority\x18\t \x01(\x05\x12:\n\x0bspeculation\x18\n \x01(\x0b\x32 .outrider.v1.SpeculationOverrideH\x00\x88\x01\x01\x12=\n\x11structured_output\x18\x14 \x01(\x0b\x32\x1d.outrider.v1.StructuredOutputH\x01\x88\x01\x01\x42\x0e\n\x0c_speculationB\x14\n\x12_structured_output\"\x1e\n\x06\x43\x61ncel\x12\x14\n\x0csequence_ids\x18\x01 \x03(\x04\"r\n\x11SpeculationPolicy\x12+\n\x05rules\x18\x01 \x03(\x0b\x32\x1c.outrider.v1.DraftLengthRule\x12\x1c\n\x0fmax_decode_rows\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\x12\n\x10_max_decode_rows\"@\n\x0f\x44raftLengthRule\x12\x17\n\x0fmax_decode_rows\x18\x01 \x01(\r\x12\x14\n\x0c\x64raft_length\x18\x02 \x01(\r\"\x97\x01\n\x0e\x44\x65\x63odeResponse\x12)\n\x08\x61ttached\x18\x01 \x01(\x0b\x32\x15.outrider.v1.AttachedH\x00\x12\'\n\x04step\x18\x02 \x01(\x0b\x32\x17.outrider.v1.StepReportH\x00\x12)\n\x08rejected\x18\x03 \x01(\x0b\x32\x15.outrider.v1.RejectedH\x00\x42\x06\n\x04kind\"\"\n\x08\x41ttached\x12\x16\n\x0etarget_boot_id\x18\x01 \x01(\x06\"[\n\x08Rejected\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12)\n\x06reason\x18\x02 \x01(\x0e\x32\x19.outrider.v1.RejectReason\x12\x0f\n\x07message\x18\x03 \x01(\t\"\xae\x03\n\nStepReport\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12#\n\x04mode\x18\x02 \x01(\x0e\x32\x15.outrider.v1.StepMode\x12\x14\n\x0csequence_ids\x18\x03 \x01(\x0c\x12\x16\n\x0e\x65mitted_counts\x18\x04 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x05 \x01(\x0c\x12\x16\n\x0e\x64rafted_counts\x18\x06 \x01(\x0c\x12\x17\n\x0f\x61\x63\x63\x65pted_counts\x18\x07 \x01(\x0c\x12\x16\n\x0e\x66inish_reasons\x18\x08 \x01(\x0c\x12\x13\n\x0b\x64\x65\x63ode_rows\x18\t \x01(\r\x12\x16\n\x0eprefill_tokens\x18\n \x01(\r\x12\x19\n\x11running_sequences\x18\x0b \x01(\r\x12\x19\n\x11waiting_sequences\x18\x0c \x01(\r\x12\x17\n\x0f\x66orward_seconds\x18\r \x01(\x01\x12\x1a\n\x12\x64raft_wait_seconds\x18\x0e \x01(\x01\x12\x14\n\x0cstep_seconds\x18\x0f \x01(\x01\x12\x14\n\x0c\x64raft_length\x18\x10 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_counts\x18\x11 \x01(\x0c\"\x16\n\x14GetStatisticsRequest\"-\n\rLabelledCount\x12\r\n\x05label\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\"1\n\x0fLabelledSeconds\x12\r\n\x05label\x18\x01 \x01(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\"B\n\x10LinkMessageCount\x12\x11\n\tdirection\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\r\n\x05\x63ount\x18\x03 \x01(\x04\">\n\tHistogram\x12\x14\n\x0cupper_bounds\x18\x01 \x03(\x01\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x04\x12\x0b\n\x03sum\x18\x03 \x01(\x01\"\x8c\x07\n\x10TargetStatistics\x12\x0e\n\x06\x64rafts\x18\x01 \x01(\x04\x12\x14\n\x0c\x64raft_tokens\x18\x02 \x01(\x04\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x03 \x01(\x04\x12$\n\x1c\x61\x63\x63\x65pted_tokens_per_position\x18\x04 \x03(\x04\x12\x19\n\x11speculative_steps\x18\x05 \x01(\x04\x12\x13\n\x0bplain_steps\x18\x06 \x01(\x04\x12\x30\n\x0c\x62ypass_steps\x18\x07 \x03(\x0b\x32\x1a.outrider.v1.LabelledCount\x12\x34\n\rlink_messages\x18\x08 \x03(\x0b\x32\x1d.outrider.v1.LinkMessageCount\x12\x36\n\x12\x64raft_rows_dropped\x18\t \x03(\x0b\x32\x1a.outrider.v1.LabelledCount\x12\x19\n\x11running_sequences\x18\n \x01(\r\x12\x19\n\x11waiting_sequences\x18\x0b \x01(\r\x12\x16\n\x0ekv_blocks_free\x18\x0c \x01(\r\x12\x16\n\x0ekv_blocks_used\x18\r \x01(\r\x12\x37\n\x17link_round_trip_seconds\x18\x0e \x01(\x0b\x32\x16.outrider.v1.Histogram\x12\x32\n\x12plain_step_seconds\x18\x0f \x01(\x0b\x32\x16.outrider.v1.Histogram\x12\x38\n\x18speculative_step_seconds\x18\x10 \x01(\x0b\x32\x16.outrider.v1.Histogram\x12\x13\n\x0bpreemptions\x18\x11 \x01(\x04\x12\x16\n\x0e\x65mitted_tokens\x18\x12 \x01(\x04\x12\x30\n\x0c\x66\x65\x61ture_rows\x18\x13 \x03(\x0b\x32\x1a.outrider.v1.LabelledCount\x12\x31\n\rfeature_bytes\x18\x14 \x03(\x0b\x32\x1a.outrider.v1.LabelledCount\x12\x1a\n\x12step_message_bytes\x18\x15 \x01(\x04\x12\x39\n\x13speculative_seconds\x18\x16 \x03(\x0b\x32\x1c.outrider.v1.LabelledSeconds\x12\x18\n\x10kv_blocks_cached\x18\x17 \x01(\r\x12\x15\n\rprompt_tokens\x18\x18 \x01(\x04\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x19 \x01(\x04*\x82\x01\n\x0cRejectReason\x12\x1d\n\x19REJECT_REASON_UNSPECIFIED\x10\x00\x12\x19\n\x15REJECT_REASON_INVALID\x10\x01\x12\x1c\n\x18REJECT_REASON_OVERLOADED\x10\x02\x12\x1a\n\x16REJECT_REASON_DRAINING\x10\x03*U\n\x08StepMode\x12\x19\n\x15STEP_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0fSTEP_MODE_PLAIN\x10\x01\x12\x19\n\x15STEP_MODE_SPECULATIVE\x10\x02\x32\xeb\x01\n\rTargetService\x12@\n\x08GetModel\x12\x1c.outrider.v1.GetModelRequest\x1a\x16.outrider.v1.ModelInfo\x12\x45\n\x06\x44\x65\x63ode\x12\x1a.outrider.v1.DecodeRequest\x1a\x1b.outrider.v1.DecodeResponse(\x01\x30\x01\x12Q\n\rGetStatistics\x12!.outrider.v1.GetStatisticsRequest\x1a\x1d.outrider.v1.TargetStatisticsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.v1.target_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REJECTREASON']._serialized_start=3234
-  _globals['_REJECTREASON']._serialized_end=3364
-  _globals['_STEPMODE']._serialized_start=3366
-  _globals['_STEPMODE']._serialized_end=3451
-  _globals['_GETMODELREQUEST']._serialized_start=69
-  _globals['_GETMODELREQUEST']._serialized_end=86
-  _globals['_MODELIDENTITY']._serialized_start=89
-  _globals['_MODELIDENTITY']._serialized_end=244
-  _globals['_MODELINFO']._serialized_start=247
-  _globals['_MODELINFO']._serialized_end=483
-  _globals['_STEPCOST']._serialized_start=485
-  _globals['_STEPCOST']._serialized_end=526
-  _globals['_DECODEREQUEST']._serialized_start=529
-  _globals['_DECODEREQUEST']._serialized_end=722
-  _globals['_ATTACH']._serialized_start=724
-  _globals['_ATTACH']._serialized_end=757
-  _globals['_ADMITBATCH']._serialized_start=759
-  _globals['_ADMITBATCH']._serialized_end=810
-  _globals['_ADMIT']._serialized_start=813
-  _globals['_ADMIT']._serialized_end=1136
-  _globals['_CANCEL']._serialized_start=1138
-  _globals['_CANCEL']._serialized_end=1168
-  _globals['_SPECULATIONPOLICY']._serialized_start=1170
-  _globals['_SPECULATIONPOLICY']._serialized_end=1284
-  _globals['_DRAFTLENGTHRULE']._serialized_start=1286
-  _globals['_DRAFTLENGTHRULE']._serialized_end=1350
-  _globals['_DECODERESPONSE']._serialized_start=1353
-  _globals['_DECODERESPONSE']._serialized_end=1504
-  _globals['_ATTACHED']._serialized_start=1506
-  _globals['_ATTACHED']._serialized_end=1540
-  _globals['_REJECTED']._serialized_start=1542
-  _globals['_REJECTED']._serialized_end=1633
-  _globals['_STEPREPORT']._serialized_start=1636
-  _globals['_STEPREPORT']._serialized_end=2066
-  _globals['_GETSTATISTICSREQUEST']._serialized_start=2068
-  _globals['_GETSTATISTICSREQUEST']._serialized_end=2090
-  _globals['_LABELLEDCOUNT']._serialized_start=2092
-  _globals['_LABELLEDCOUNT']._serialized_end=2137
-  _globals['_LABELLEDSECONDS']._serialized_start=2139
-  _globals['_LABELLEDSECONDS']._serialized_end=2188
-  _globals['_LINKMESSAGECOUNT']._serialized_start=2190
-  _globals['_LINKMESSAGECOUNT']._serialized_end=2256
-  _globals['_HISTOGRAM']._serialized_start=2258
-  _globals['_HISTOGRAM']._serialized_end=2320
-  _globals['_TARGETSTATISTICS']._serialized_start=2323
-  _globals['_TARGETSTATISTICS']._serialized_end=3231
-  _globals['_TARGETSERVICE']._serialized_start=3454
-  _globals['_TARGETSERVICE']._serialized_end=3689
+  _globals['_REJECTREASON']._serialized_start=3356
+  _globals['_REJECTREASON']._serialized_end=3486
+  _globals['_STEPMODE']._serialized_start=3488
+  _globals['_STEPMODE']._serialized_end=3573
+  _globals['_GETMODELREQUEST']._serialized_start=106
+  _globals['_GETMODELREQUEST']._serialized_end=123
+  _globals['_MODELIDENTITY']._serialized_start=126
+  _globals['_MODELIDENTITY']._serialized_end=281
+  _globals['_MODELINFO']._serialized_start=284
+  _globals['_MODELINFO']._serialized_end=520
+  _globals['_STEPCOST']._serialized_start=522
+  _globals['_STEPCOST']._serialized_end=563
+  _globals['_DECODEREQUEST']._serialized_start=566
+  _globals['_DECODEREQUEST']._serialized_end=759
+  _globals['_ATTACH']._serialized_start=761
+  _globals['_ATTACH']._serialized_end=794
+  _globals['_ADMITBATCH']._serialized_start=796
+  _globals['_ADMITBATCH']._serialized_end=847
+  _globals['_ADMIT']._serialized_start=850
+  _globals['_ADMIT']._serialized_end=1258
+  _globals['_CANCEL']._serialized_start=1260
+  _globals['_CANCEL']._serialized_end=1290
+  _globals['_SPECULATIONPOLICY']._serialized_start=1292
+  _globals['_SPECULATIONPOLICY']._serialized_end=1406
+  _globals['_DRAFTLENGTHRULE']._serialized_start=1408
+  _globals['_DRAFTLENGTHRULE']._serialized_end=1472
+  _globals['_DECODERESPONSE']._serialized_start=1475
+  _globals['_DECODERESPONSE']._serialized_end=1626
+  _globals['_ATTACHED']._serialized_start=1628
+  _globals['_ATTACHED']._serialized_end=1662
+  _globals['_REJECTED']._serialized_start=1664
+  _globals['_REJECTED']._serialized_end=1755
+  _globals['_STEPREPORT']._serialized_start=1758
+  _globals['_STEPREPORT']._serialized_end=2188
+  _globals['_GETSTATISTICSREQUEST']._serialized_start=2190
+  _globals['_GETSTATISTICSREQUEST']._serialized_end=2212
+  _globals['_LABELLEDCOUNT']._serialized_start=2214
+  _globals['_LABELLEDCOUNT']._serialized_end=2259
+  _globals['_LABELLEDSECONDS']._serialized_start=2261
+  _globals['_LABELLEDSECONDS']._serialized_end=2310
+  _globals['_LINKMESSAGECOUNT']._serialized_start=2312
+  _globals['_LINKMESSAGECOUNT']._serialized_end=2378
+  _globals['_HISTOGRAM']._serialized_start=2380
+  _globals['_HISTOGRAM']._serialized_end=2442
+  _globals['_TARGETSTATISTICS']._serialized_start=2445
+  _globals['_TARGETSTATISTICS']._serialized_end=3353
+  _globals['_TARGETSERVICE']._serialized_start=3576
+  _globals['_TARGETSERVICE']._serialized_end=3811
 # @@protoc_insertion_point(module_scope)

@@ -1,4 +1,5 @@
 from outrider.v1 import sampling_pb2 as _sampling_pb2
+from outrider.v1 import structured_output_pb2 as _structured_output_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -101,7 +102,7 @@ class AdmitBatch(_message.Message):
     def __init__(self, sequences: _Optional[_Iterable[_Union[Admit, _Mapping]]] = ...) -> None: ...
 
 class Admit(_message.Message):
-    __slots__ = ("sequence_id", "prompt_token_ids", "resumed_output_token_ids", "max_tokens", "sampling", "stop_token_ids", "ignore_eos", "deadline_seconds", "priority", "speculation")
+    __slots__ = ("sequence_id", "prompt_token_ids", "resumed_output_token_ids", "max_tokens", "sampling", "stop_token_ids", "ignore_eos", "deadline_seconds", "priority", "speculation", "structured_output")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     RESUMED_OUTPUT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +113,7 @@ class Admit(_message.Message):
     DEADLINE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURED_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     sequence_id: int
     prompt_token_ids: bytes
     resumed_output_token_ids: bytes
@@ -122,7 +124,8 @@ class Admit(_message.Message):
     deadline_seconds: float
     priority: int
     speculation: _sampling_pb2.SpeculationOverride
-    def __init__(self, sequence_id: _Optional[int] = ..., prompt_token_ids: _Optional[bytes] = ..., resumed_output_token_ids: _Optional[bytes] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParameters, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., deadline_seconds: _Optional[float] = ..., priority: _Optional[int] = ..., speculation: _Optional[_Union[_sampling_pb2.SpeculationOverride, _Mapping]] = ...) -> None: ...
+    structured_output: _structured_output_pb2.StructuredOutput
+    def __init__(self, sequence_id: _Optional[int] = ..., prompt_token_ids: _Optional[bytes] = ..., resumed_output_token_ids: _Optional[bytes] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParameters, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., deadline_seconds: _Optional[float] = ..., priority: _Optional[int] = ..., speculation: _Optional[_Union[_sampling_pb2.SpeculationOverride, _Mapping]] = ..., structured_output: _Optional[_Union[_structured_output_pb2.StructuredOutput, _Mapping]] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("sequence_ids",)

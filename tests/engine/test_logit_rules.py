@@ -99,3 +99,41 @@ def test_each_position_of_a_draft_sees_the_tokens_before_it_and_no_others(
     verdict = verdict_of(step, logits)
     assert verdict.accepted_length == num_right
     assert verdict.emitted_token_ids(drafts) == tokens[: num_right + 1]
+
+
+class NoRepeats:
+    """A constraint: no token of the output so far comes again."""
+
+    failure = None
+
+    def allowed(self, output: Sequence[int]) -> np.ndarray:
+        allowed = np.ones(VOCABULARY, dtype=np.bool_)
+        allowed[list(output)] = False
+        return allowed
+
+
+@pytest.mark.parametrize("rules", [LogitRules(), LogitRules(frequency_penalty=-2.0)])
+def test_a_constraint_forbids_at_each_position_behind_the_tokens_before_it(
+    rules: LogitRules,
+) -> None:
+    """The logits say the same token everywhere; under the constraint it comes once."""
+    logits = np.tile(np.arange(VOCABULARY, dtype=np.float32), (4, 1))
+    last = VOCABULARY - 1
+    ruled = RuledText(rules=rules, prompt=[last], output=[1], constraint=NoRepeats())
+    for drafts, num_right in (
+        ([last, last - 1, last - 2], 3),
+        ([last, last, last - 2], 1),
+        ([1, last, last - 1], 0),
+    ):
+        step = SequenceStep(
+            rows=SequenceRows(token_ids=[1, *drafts], start=1, block_table=[1], num_logits=4),
+            draft_length=3,
+            sampling=Sampling(temperature=0.0),
+            base_length=2,
+            ruled=ruled,
+        )
+        verdict = verdict_of(step, logits)
+        assert verdict.accepted_length == num_right
+        expected = [last - index for index in range(num_right + 1)]
+        assert verdict.emitted_token_ids(drafts) == expected
+    assert np.isfinite(logits).all()

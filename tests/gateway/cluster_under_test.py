@@ -30,6 +30,7 @@ class ClusterUnderTest:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, text_model: TextModel) -> None:
         self.loop = loop
+        self._text_model = text_model
         vocabulary = text_model.vocabulary
         self.model = FakeModel(
             info=target_pb2.ModelInfo(
@@ -111,7 +112,7 @@ class ClusterUnderTest:
             timeouts=Timeouts(stage_seconds=self.config.startup_timeout, activity_seconds=30.0),
         )
         self.service = GatewayService(
-            self.config, self.lifecycle, load=lambda reference: default_text_model()
+            self.config, self.lifecycle, load=lambda reference: self._text_model
         )
         self.call(self._start())
         self._boot = threading.Thread(
@@ -193,9 +194,11 @@ def default_text_model() -> TextModel:
 
 
 @contextmanager
-def running_cluster(loop: asyncio.AbstractEventLoop) -> Iterator[ClusterUnderTest]:
+def running_cluster(
+    loop: asyncio.AbstractEventLoop, text_model: TextModel | None = None
+) -> Iterator[ClusterUnderTest]:
     """Fakes that run; the gateway is started by the test."""
-    cluster = ClusterUnderTest(loop, default_text_model())
+    cluster = ClusterUnderTest(loop, text_model or default_text_model())
     try:
         yield cluster
     finally:

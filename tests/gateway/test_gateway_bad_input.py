@@ -105,8 +105,7 @@ BAD_CHATS = [
     (chat(logit_bias={"1": 5, "01": 5}), "logit_bias"),
     (chat(logit_bias={"99999": 5}), "logit_bias"),
     (chat(logit_bias=[1]), "logit_bias"),
-    (chat(response_format={"type": "json_object"}), "response_format"),
-    (chat(tools=[{"type": "function"}]), "tools"),
+    (chat(tools=[{"type": "function"}]), "tools[0].function"),
     (chat(tool_choice="required"), "tool_choice"),
     (chat(reasoning_effort="low"), "reasoning_effort"),
     (chat(temprature=0.5), "temprature"),
@@ -247,6 +246,7 @@ FIELDS = [
     "messages", "prompt", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k",
     "min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "stream", "stream_options",
     "speculation", "return_token_ids", "n", "logit_bias", "tools", "user", "response_format",
+    "structured_outputs",
     "logprobs", "model", "junk",
 ]  # fmt: skip
 MUTATIONS = st.dictionaries(st.sampled_from(FIELDS), JSON_VALUES, max_size=4)

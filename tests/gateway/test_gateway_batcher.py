@@ -97,6 +97,22 @@ def test_a_window_waits_for_others():
     asyncio.run(run())
 
 
+def test_a_sequence_that_is_refused_in_mid_answer_keeps_its_tokens_and_frees_its_place():
+    async def run():
+        batcher, stream = batcher_with(in_flight=1)
+        first = batcher.submit(request())
+        batcher.submit(request())
+        await turn()
+        batcher.stepped([(1, step(5, 6))])
+        batcher.rejected(1, target_pb2.REJECT_REASON_INVALID, "structured_output is too costly")
+        assert stream.batches == [[1], [2]]
+        assert [one.token_ids for one in await first.take()] == [(5, 6)]
+        with pytest.raises(RefusedByTarget, match="too costly"):
+            await first.take()
+
+    asyncio.run(run())
+
+
 def test_a_sequence_that_ends_does_not_cut_a_window_short():
     async def run():
         batcher, stream = batcher_with(window=0.03)

@@ -20,6 +20,7 @@ from outrider.engine.logit_rules import LogitRules
 from outrider.engine.runner import SequenceRows
 from outrider.engine.sampling import Sampling, sample
 from outrider.engine.verify_step import NextRow, RunningStep, SequenceStep
+from outrider.serving.grammar_compiler import Grammar
 
 VOCAB_SIZE = 24
 HIDDEN_SIZE = 4
@@ -38,6 +39,7 @@ def oracle(
     max_tokens: int,
     stops: frozenset[int] = frozenset(),
     rules: LogitRules | None = None,
+    grammar: Grammar | None = None,
 ) -> list[int]:
     """The output that any schedule must give."""
     tokens = list(prompt)
@@ -45,6 +47,9 @@ def oracle(
         logits = logits_of(tokens)
         if rules is not None:
             logits = rules.apply(logits, prompt, tokens[len(prompt) :])
+        if grammar is not None:
+            allowed = grammar.start().allowed(tokens[len(prompt) :])
+            logits = np.where(allowed, logits, np.float32(-np.inf))
         tokens.append(sample(logits, sampling, len(tokens)))
         if tokens[-1] in stops:
             break

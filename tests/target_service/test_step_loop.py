@@ -11,6 +11,7 @@ from fake_engine import VOCAB_SIZE, FakeRunner, FakeSteps, LateSteps, WatchedPoo
 
 from outrider.engine.logit_rules import LogitRules
 from outrider.engine.sampling import Sampling
+from outrider.serving.grammar_compiler import Grammar
 from outrider.v1 import generation_pb2, target_pb2
 from target_service.policy import Policy
 from target_service.scheduler import Scheduler, SchedulerBounds
@@ -30,6 +31,7 @@ class Collector:
         self.outcomes: dict[int, list[Outcome]] = {}
         self.steps: list[StepSummary] = []
         self.rejected: dict[int, int] = {}
+        self.words: dict[int, str] = {}
 
     def report(self, outcomes: Sequence[Outcome], step: StepSummary) -> None:
         self.steps.append(step)
@@ -38,6 +40,7 @@ class Collector:
 
     def reject(self, sequence_id: int, reason: int, message: str) -> None:
         self.rejected[sequence_id] = reason
+        self.words[sequence_id] = message
 
     def tokens(self, sequence_id: int) -> list[int]:
         return [
@@ -114,6 +117,7 @@ class Harness:
         patience: float = 0.0,
         deadline: float | None = None,
         rules: LogitRules | None = None,
+        grammar: Grammar | None = None,
     ) -> None:
         self.loop.admit(
             [
@@ -130,6 +134,7 @@ class Harness:
                     draft_length_override=override,
                     patience_seconds=patience,
                     rules=rules,
+                    grammar=grammar,
                 )
             ]
         )
