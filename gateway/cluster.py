@@ -13,6 +13,7 @@ from gateway.connection import Connection
 from gateway.handshake import LinkView, link_view
 from gateway.peer import Peer
 from gateway.peer_view import ServiceView, live_view
+from gateway.replay import ReplayLimits, ReplayQueue
 from gateway.speculation import SpeculationPolicy
 from outrider.serving.errors import NotServing
 from outrider.serving.lifecycle import Lifecycle
@@ -61,6 +62,10 @@ class Cluster:
         self.connection_problem = Problem(stage="connect", reason="not connected yet")
         self.draft_check: DraftCheck | None = None
         self.draft_check_problem = Problem(stage="canary", reason="not run yet")
+        # The sequences of streams that were lost.
+        self.replays = ReplayQueue(
+            ReplayLimits(max_replays=config.max_replays, timeout_seconds=config.replay_timeout)
+        )
         self._requires_draft = config.require_draft
         self._lifecycle = lifecycle
 
@@ -68,6 +73,15 @@ class Cluster:
     def peers(self) -> list[Peer]:
         """Everyone that is watched."""
         return [self.target] if self.draft is None else [self.target, self.draft]
+
+    @property
+    def unfinished_count(self) -> int:
+        """Requests that were accepted and are not answered yet, wherever they are."""
+        count = self.replays.waiting_count
+        if self.connection is not None:
+            batcher = self.connection.attachment.batcher
+            count += batcher.running_count + batcher.waiting_count
+        return count
 
     @property
     def policy(self) -> SpeculationPolicy | None:

@@ -41,6 +41,20 @@ class GatewayConfig(ServiceConfig):
     max_waiting_requests: Annotated[int, Field(ge=1)] = Field(
         1024, description="requests that may wait for the target; one more is refused with 429"
     )
+    queue_timeout: Annotated[float, Field(ge=0)] = Field(
+        0.0,
+        description="seconds that a request may wait to be sent to the target before it is "
+        "refused with 429; 0 = as long as its deadline allows",
+    )
+    max_replays: Annotated[int, Field(ge=0, le=100)] = Field(
+        3,
+        description="how often a request that loses its target is sent to the next one; "
+        "0 = it ends with an error at once",
+    )
+    replay_timeout: Seconds = Field(
+        120.0,
+        description="seconds that a request that lost its target waits for the next one",
+    )
     max_request_bytes: Annotated[int, Field(ge=1024, le=64 * 2**20)] = Field(
         4 * 2**20, description="largest body of a REST request"
     )

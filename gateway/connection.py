@@ -9,6 +9,7 @@ from gateway.canary import Canary, CanaryReport
 from gateway.config import GatewayConfig
 from gateway.controller import Controller
 from gateway.model import ServedModel, TextModel
+from gateway.replay import ReplayQueue
 from gateway.speculation import (
     SpeculationPolicy,
     StepCost,
@@ -36,7 +37,7 @@ class Attachment:
     reader: asyncio.Task[None]
 
     def close(self, reason: str) -> None:
-        """Ends the stream; whoever waits for tokens is told why."""
+        """Ends the stream; the next one goes on with the clients' sequences."""
         self.batcher.lost(reason)
         self.reader.cancel()
 
@@ -55,6 +56,7 @@ async def attach(
     *,
     gateway_boot_id: int,
     statistics: Statistics,
+    replays: ReplayQueue,
     on_end: Callable[[asyncio.Task[None]], None],
     timeout_seconds: float,
 ) -> Attachment:
@@ -74,8 +76,10 @@ async def attach(
             window_seconds=config.batch_window_ms / 1e3,
             max_waiting=config.max_waiting_requests,
             max_in_flight=running + max(LEAST_QUEUED_AT_TARGET, running // 4),
+            queue_timeout_seconds=config.queue_timeout,
         ),
         statistics=statistics,
+        replays=replays,
     )
     speculation = SpeculationInForce(policy, controller, stream.set_policy)
     reader = asyncio.create_task(stream.run(batcher, speculation.observe))

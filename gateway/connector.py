@@ -55,6 +55,7 @@ class Connector:
             model,
             gateway_boot_id=self._gateway_boot_id,
             statistics=self._statistics,
+            replays=self.cluster.replays,
             on_end=self._stream_ended,
             timeout_seconds=ASK_TIMEOUT_SECONDS,
         )
@@ -63,6 +64,7 @@ class Connector:
         """The canary has passed: requests may go over the attachment."""
         self.cluster.connection = Connection(attachment=attachment, canary=report)
         logger.info("gateway: connected; canary: %s", report.words())
+        attachment.batcher.resume(self.cluster.replays.release(attachment.model))
         self.cluster.changes.notify()
 
     def draft_checked(self, report: CanaryReport) -> None:

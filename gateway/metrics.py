@@ -85,6 +85,23 @@ class Snapshot(Collector):
             "outcome",
             sorted(self._own.requests.items()),
         )
+        replays = self._cluster.replays
+        yield _counter(
+            "outrider_replayed_sequences",
+            "Sequences that went on at another target process than the one that they lost",
+            replays.replayed,
+        )
+        yield _gauge(
+            "outrider_sequences_awaiting_replay",
+            "Sequences that wait for a target to go on with them",
+            replays.waiting_count,
+        )
+        yield _labelled_counter(
+            "outrider_replays_given_up",
+            "Sequences that lost their target and ended with an error",
+            "reason",
+            sorted(replays.given_up.items()),
+        )
         yield _histogram(
             "outrider_time_to_first_token_seconds",
             "Seconds from a request's arrival to its first token",

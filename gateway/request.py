@@ -45,16 +45,25 @@ class GenerationRequest:
     deadline_seconds: float = 0.0
     priority: int = 0
 
-    def to_message(self, sequence_id: int) -> target_pb2.Admit:
-        """The admission of this request as a sequence of the target."""
+    def to_message(
+        self,
+        sequence_id: int,
+        *,
+        resumed_output_token_ids: Sequence[int],
+        deadline_seconds: float,
+    ) -> target_pb2.Admit:
+        """The admission of this request as a sequence of the target, which goes on behind output
+        that was emitted before. `deadline_seconds` are from now; 0 = none.
+        """
         return target_pb2.Admit(
             sequence_id=sequence_id,
             prompt_token_ids=pack(self.prompt_token_ids, "<i4"),
+            resumed_output_token_ids=pack(resumed_output_token_ids, "<i4"),
             max_tokens=self.max_tokens,
             sampling=self.sampling.to_message(),
             stop_token_ids=self.stop_token_ids,
             ignore_eos=self.ignore_eos,
-            deadline_seconds=self.deadline_seconds,
+            deadline_seconds=deadline_seconds,
             priority=self.priority,
             speculation=(
                 None

@@ -155,13 +155,7 @@ class GatewayService:
     async def drain(self, timeout_seconds: float) -> None:
         """Waits for the answers under way; new requests are refused by now."""
         deadline = time.monotonic() + timeout_seconds
-        while time.monotonic() < deadline:
-            connection = self.cluster.connection
-            if connection is None:
-                return
-            batcher = connection.attachment.batcher
-            if batcher.running_count + batcher.waiting_count == 0:
-                return
+        while self.cluster.unfinished_count and time.monotonic() < deadline:
             await asyncio.sleep(DRAIN_POLL_SECONDS)
 
     async def stop(self) -> None:
@@ -171,6 +165,7 @@ class GatewayService:
         await _end(self._supervising)
         if self._waited_for is not None:
             self._waited_for.cancel()
+        self.cluster.replays.close("the gateway stops")
         connection = self.cluster.connection
         if connection is not None:
             connection.attachment.close("the gateway stops")

@@ -180,6 +180,7 @@ class FakeTarget(target_pb2_grpc.TargetServiceServicer):
                         admit=admit,
                         prompt=unpack("prompt", admit.prompt_token_ids, "<i4"),
                         draft_length=self._draft_length(admit),
+                        emitted=len(admit.resumed_output_token_ids) // 4,
                     )
             arrived.set()
 
