@@ -92,6 +92,8 @@ class FakeModel:
     lies_with_drafts_at: int | None = None
     step_seconds: float = 0.0
     admit_limit: int = 10**9
+    # A request with this seed ends every stream that it comes to.
+    poison_seed: int | None = None
     is_stalled: bool = False
     admitted: list[target_pb2.AdmitBatch] = field(default_factory=list)
     cancelled: list[int] = field(default_factory=list)
@@ -147,6 +149,10 @@ class FakeTarget(target_pb2_grpc.TargetServiceServicer):
                         grpc.StatusCode.UNAVAILABLE,
                         f"target: FAILED in stage {failure.stage}: {failure.reason}",
                     )
+                if any(
+                    one.admit.sampling.seed == self.model.poison_seed for one in running.values()
+                ):
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, "killed by the poison")
                 if running:
                     await context.write(target_pb2.DecodeResponse(step=self._step(running)))
         finally:

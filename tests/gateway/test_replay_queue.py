@@ -109,11 +109,15 @@ def test_those_who_were_accepted_before_go_first_and_a_full_target_gets_no_more_
         batcher, stream = targets.next_target()
         new = batcher.submit(request())
         await turn()
-        assert [one.sequence_id for one in stream.admitted] == [old[0].sequence_id,
-                                                                old[1].sequence_id]
+        assert [one.sequence_id for one in stream.admitted] == [
+            old[0].sequence_id,
+            old[1].sequence_id,
+        ]
         batcher.stepped([(one.sequence_id, step(1, finish=1)) for one in old[:2]])
-        assert [one.sequence_id for one in stream.admitted[2:]] == [old[2].sequence_id,
-                                                                    new.sequence_id]
+        assert [one.sequence_id for one in stream.admitted[2:]] == [
+            old[2].sequence_id,
+            new.sequence_id,
+        ]
         # Only what ran can have been the cause, and only that counts as replayed.
         assert [one.losses for one in old] == [1, 1, 0]
         assert targets.replays.replayed == 2
