@@ -6,6 +6,8 @@ Holds facts and answers questions; the supervisor makes the facts. Belongs to th
 from dataclasses import dataclass, replace
 from typing import Any
 
+import grpc
+
 from gateway.canary import CanaryReport
 from gateway.changes import Changes
 from gateway.config import GatewayConfig
@@ -39,11 +41,19 @@ class DraftCheck:
 class Cluster:
     """The peers, the connection and the last canary with drafts."""
 
-    def __init__(self, config: GatewayConfig, lifecycle: Lifecycle[Any]) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        lifecycle: Lifecycle[Any],
+        credentials: grpc.ChannelCredentials | None,
+    ) -> None:
+        # For every call to a peer; None = plain text.
+        self.credentials = credentials
         self.changes = Changes()
         self.target = Peer(
             "target",
             config.target_address,
+            credentials=credentials,
             timeout_seconds=config.peer_timeout,
             on_change=self.changes.notify,
         )
@@ -51,6 +61,7 @@ class Cluster:
             Peer(
                 "draft",
                 config.draft_address,
+                credentials=credentials,
                 timeout_seconds=config.peer_timeout,
                 on_change=self.changes.notify,
             )

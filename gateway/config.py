@@ -2,8 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
+from gateway.api_keys import ApiKeys, load_api_keys
 from outrider.serving.config import Port, Seconds, ServiceConfig
 from outrider.serving.model_source import DEFAULT_MODEL
 
@@ -63,6 +64,14 @@ class GatewayConfig(ServiceConfig):
         description="web pages of these origins may call the REST API, for example "
         "https://a.example,http://localhost:3000; * = of all; empty = of none",
     )
+    api_keys: SecretStr = Field(
+        SecretStr(""),
+        description="keys of which callers must show one, separated by commas; better as a "
+        "variable than as a flag, which other users of the machine can see",
+    )
+    api_key_file: str = Field(
+        "", description="file with a line NAME sha256:HEX for each key, beside --api-keys"
+    )
     require_draft: bool = Field(
         False, description="not ready while the draft service is lost; else ready, and degraded"
     )
@@ -72,6 +81,13 @@ class GatewayConfig(ServiceConfig):
     peer_timeout: Seconds = Field(
         5.0, description="seconds without an answer after which a service counts as lost"
     )
+
+    def load_api_keys(self) -> ApiKeys:
+        """From both places; without any, everybody is let in. Raises ConfigurationError."""
+        return load_api_keys(self.api_keys.get_secret_value(), self.api_key_file)
+
+    def check_combination(self) -> None:
+        self.load_api_keys()
 
     @property
     def cors_origin_list(self) -> list[str]:

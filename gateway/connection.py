@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import grpc
+
 from gateway.batcher import Batcher, BatcherLimits
 from gateway.canary import Canary, CanaryReport
 from gateway.config import GatewayConfig
@@ -57,6 +59,7 @@ async def attach(
     gateway_boot_id: int,
     statistics: Statistics,
     replays: ReplayQueue,
+    credentials: grpc.ChannelCredentials | None,
     on_end: Callable[[asyncio.Task[None]], None],
     timeout_seconds: float,
 ) -> Attachment:
@@ -64,6 +67,7 @@ async def attach(
     policy, controller = speculation_for(config, model)
     stream = await open_stream(
         config.target_address,
+        credentials=credentials,
         gateway_boot_id=gateway_boot_id,
         policy=policy.to_message(),
         vocab_size=model.vocab_size,

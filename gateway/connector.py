@@ -45,7 +45,10 @@ class Connector:
     async def ask_model(self) -> ServedModel:
         """The target's model. Raises NotServing and ModelMismatch."""
         return await ask_model(
-            self.config.target_address, self.text_model, timeout_seconds=ASK_TIMEOUT_SECONDS
+            self.config.target_address,
+            self.text_model,
+            credentials=self.cluster.credentials,
+            timeout_seconds=ASK_TIMEOUT_SECONDS,
         )
 
     async def attach(self, model: ServedModel) -> Attachment:
@@ -56,6 +59,7 @@ class Connector:
             gateway_boot_id=self._gateway_boot_id,
             statistics=self._statistics,
             replays=self.cluster.replays,
+            credentials=self.cluster.credentials,
             on_end=self._stream_ended,
             timeout_seconds=ASK_TIMEOUT_SECONDS,
         )

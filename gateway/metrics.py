@@ -21,9 +21,11 @@ from outrider.v1 import status_pb2, target_pb2, target_pb2_grpc
 SCRAPE_TIMEOUT_SECONDS = 1.0
 
 
-async def ask_statistics(address: str) -> target_pb2.TargetStatistics | None:
+async def ask_statistics(
+    address: str, credentials: grpc.ChannelCredentials | None
+) -> target_pb2.TargetStatistics | None:
     """The target's counters; None if it does not answer."""
-    async with open_channel(address) as channel:
+    async with open_channel(address, credentials) as channel:
         stub = target_pb2_grpc.TargetServiceStub(channel)  # type: ignore[no-untyped-call]
         try:
             statistics: target_pb2.TargetStatistics = await stub.GetStatistics(

@@ -17,6 +17,7 @@ NOT_READY_RETRY_SECONDS = 5
 _STATUSES = {
     grpc.StatusCode.INVALID_ARGUMENT: (400, "invalid_request_error"),
     grpc.StatusCode.RESOURCE_EXHAUSTED: (429, "rate_limit_error"),
+    grpc.StatusCode.UNAUTHENTICATED: (401, "invalid_request_error"),
     grpc.StatusCode.UNAVAILABLE: (503, "service_unavailable_error"),
 }
 
@@ -33,6 +34,8 @@ def error_object(error: ServiceError) -> dict[str, Any]:
     code: str | None = None
     if isinstance(error, UnknownModel):
         code = "model_not_found"
+    elif status == 401:
+        code = "invalid_api_key"
     elif status == 429:
         code = "overloaded"
     elif status == 503:
@@ -51,6 +54,8 @@ def error_response(error: ServiceError) -> Response:
     headers = {}
     if isinstance(error, Overloaded):
         headers["retry-after"] = str(math.ceil(error.retry_after_seconds))
+    elif status == 401:
+        headers["www-authenticate"] = "Bearer"
     elif status == 503:
         headers["retry-after"] = str(NOT_READY_RETRY_SECONDS)
     return json_response(error_object(error), status, headers)

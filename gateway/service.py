@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from gateway.authentication import GrpcAuthentication
 from gateway.boot import check_config, load_text_model
 from gateway.cluster import Cluster
 from gateway.completions import Completions
@@ -25,6 +26,8 @@ from gateway.stats import Statistics
 from gateway.supervisor import Supervisor
 from gateway.tokenization import Tokenization
 from outrider.serving.lifecycle import Lifecycle
+from outrider.serving.network import tls_exposure
+from outrider.serving.tls import channel_credentials
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +50,8 @@ class GatewayService:
         self._load = load
         self._lifecycle = lifecycle
         self._statistics = Statistics()
-        self.cluster = Cluster(config, lifecycle)
+        self.cluster = Cluster(config, lifecycle, channel_credentials(config.tls))
+        self._api_keys = config.load_api_keys()
         self._generator = Generator(
             lifecycle=lifecycle, cluster=self.cluster, statistics=self._statistics
         )
@@ -67,6 +71,16 @@ class GatewayService:
         """GenerationService; answers UNAVAILABLE until the gateway is ready."""
         add_generation_servicer(GenerationServicer(self._generator), server)
         return (SERVICE_NAME,)
+
+    @property
+    def interceptors(self) -> Sequence[grpc.aio.ServerInterceptor]:
+        """What every RPC passes first."""
+        return (GrpcAuthentication(self._api_keys),) if self._api_keys.are_required else ()
+
+    def exposure(self) -> Sequence[str]:
+        """What is asked of callers, in words."""
+        keys = "with API keys" if self._api_keys.are_required else "WITHOUT API keys"
+        return tls_exposure(self._config.tls), keys
 
     async def start(self) -> None:
         """Opens the REST port, which answers from now on, and watches the peers.
@@ -88,7 +102,9 @@ class GatewayService:
                 Completions(self._generator, max_request_bytes=most),
                 Tokenization(self._generator, max_request_bytes=most),
                 cors_origins=self._config.cors_origin_list,
+                api_keys=self._api_keys,
             ),
+            tls=self._config.tls,
             shutdown_seconds=STOP_SECONDS,
         )
         self._running = _Running(

@@ -246,6 +246,7 @@ class FakePeer:
     status: FakeStatus
     add: Callable[[grpc.aio.Server], None]
     port: int = 0
+    credentials: grpc.ServerCredentials | None = None
     server: grpc.aio.Server | None = None
 
     @property
@@ -256,7 +257,12 @@ class FakePeer:
         self.server = grpc.aio.server(options=SERVER_OPTIONS)
         status_pb2_grpc.add_StatusServiceServicer_to_server(self.status, self.server)
         self.add(self.server)
-        self.port = self.server.add_insecure_port(f"127.0.0.1:{self.port}")
+        address = f"127.0.0.1:{self.port}"
+        self.port = (
+            self.server.add_insecure_port(address)
+            if self.credentials is None
+            else self.server.add_secure_port(address, self.credentials)
+        )
         await self.server.start()
 
     async def stop(self) -> None:

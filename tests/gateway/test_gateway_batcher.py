@@ -213,7 +213,7 @@ def test_a_request_is_refused_after_its_time_in_the_queue_and_a_running_one_is_n
     async def run():
         batcher, stream = batcher_with(in_flight=1, queue_timeout=0.05)
         running, waiting = batcher.submit(request()), batcher.submit(request())
-        with pytest.raises(Overloaded, match="0.05 s in the queue") as caught:
+        with pytest.raises(Overloaded, match=r"0\.05 s in the queue") as caught:
             await asyncio.wait_for(waiting.take(), 5)
         assert caught.value.retry_after_seconds >= 1
         assert stream.admitted == [1] and not running.is_ended

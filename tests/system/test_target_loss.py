@@ -34,16 +34,21 @@ def start(
     return [pool.submit(one, index) for index in range(NUM_STREAMS)]
 
 
+def wait_until(cluster: Cluster, metric: str, value: float) -> None:
+    deadline = time.monotonic() + 60
+    while cluster.metrics()[metric] < value:
+        assert time.monotonic() < deadline, (metric, cluster.metrics()[metric])
+        time.sleep(0.02)
+
+
 def kill_under_streams(cluster: Cluster, max_tokens: int) -> None:
     with ThreadPoolExecutor(NUM_STREAMS) as pool:
         undisturbed = [future.result() for future in start(pool, cluster, max_tokens)]
-        before = cluster.metrics()["outrider_emitted_tokens_total"]
         running = start(pool, cluster, max_tokens)
-        # In the middle of all of them.
-        deadline = time.monotonic() + 60
-        while cluster.metrics()["outrider_emitted_tokens_total"] < before + 2 * max_tokens:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(cluster, "outrider_gateway_running_requests", NUM_STREAMS)
+        before = cluster.metrics()["outrider_emitted_tokens_total"]
+        # Into the middle of them.
+        wait_until(cluster, "outrider_emitted_tokens_total", before + 2 * max_tokens)
         target = cluster.process_id("target")
         os.kill(target, signal.SIGKILL)
         assert [future.result() for future in running] == undisturbed
