@@ -124,7 +124,10 @@ def listeners(process_id: int) -> set[tuple[str, int]]:
                 words = bytes.fromhex(packed)
                 # Every group of four bytes is in the processor's order.
                 raw = b"".join(words[i : i + 4][::-1] for i in range(0, len(words), 4))
-                found.add((str(ipaddress.ip_address(raw)), int(port, 16)))
+                address = ipaddress.ip_address(raw)
+                # gRPC listens on IPv4 addresses through sockets of IPv6.
+                mapped = address.ipv4_mapped if address.version == 6 else None
+                found.add((str(mapped or address), int(port, 16)))
     return found
 
 
