@@ -6,8 +6,8 @@ import grpc
 from grpc_health.v1 import health_pb2
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.api_keys import ApiKeys
 from gateway.rest_errors import error_response
+from outrider.serving.api_keys import ApiKeys
 from outrider.serving.errors import Unauthenticated
 
 # What balancers and orchestrators ask. They see states and reasons, no configuration.

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr
 
-from gateway.api_keys import ApiKeys, load_api_keys
+from outrider.serving.api_keys import ApiKeys, load_api_keys
 from outrider.serving.config import Port, Seconds, ServiceConfig
 from outrider.serving.model_source import DEFAULT_MODEL
 

@@ -12,7 +12,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.api_keys import ApiKeys
 from gateway.authentication import RestAuthentication
 from gateway.cluster import Cluster
 from gateway.completions import Completions
@@ -24,6 +23,7 @@ from gateway.stats import Statistics
 from gateway.status_page import readiness, status_page
 from gateway.tokenization import Tokenization
 from outrider import __version__
+from outrider.serving.api_keys import ApiKeys
 from outrider.serving.errors import ServiceError
 from outrider.serving.lifecycle import Lifecycle
 

@@ -24,6 +24,7 @@ from outrider.cli.status import print_status
 from outrider.cli.train import train_eagle3
 from outrider.cli.up import announce_and_wait, run_up
 from outrider.serving.access import HttpAccess, http_access
+from outrider.serving.api_keys import line_of, new_key
 from outrider.serving.config import ENVIRONMENT_PREFIX
 from outrider.serving.errors import ConfigurationError
 
@@ -240,9 +241,6 @@ def api_key(
 
     The line holds the key's digest alone: `outrider api-key alice >> keys` shows the key once.
     """
-    # Here and not above: no other command without services needs it.
-    from gateway.api_keys import line_of, new_key
-
     key = new_key()
     try:
         line = line_of(name, key)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from readiness_support import CHAT
 
-from gateway.api_keys import ApiKeys, line_of, load_api_keys, new_key
+from outrider.serving.api_keys import ApiKeys, line_of, load_api_keys, new_key
 from outrider.serving.errors import ConfigurationError, Unauthenticated
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 
@@ -159,7 +159,7 @@ def test_every_digest_is_compared_whichever_matches(monkeypatch):
         compared.append(second)
         return first == second
 
-    monkeypatch.setattr("gateway.api_keys.hmac.compare_digest", compare)
+    monkeypatch.setattr("outrider.serving.api_keys.hmac.compare_digest", compare)
     keys = load_api_keys(f"{CLEAR},{FILED},third-key-0123456789", "")
     keys.check(f"Bearer {CLEAR}")
     with pytest.raises(Unauthenticated):

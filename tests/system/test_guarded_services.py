@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from bench.cluster import Cluster, running_cluster
-from gateway.api_keys import line_of
 from outrider.serving.access import http_access
+from outrider.serving.api_keys import line_of
 from tests.certificates import Authority
 
 KEY = "sk-of-a-system-test"
