@@ -179,3 +179,20 @@ def test_a_draining_gateway_finishes_answers_that_lost_their_target(cluster):
         cluster.call(cluster.target.start())
         cluster.call(cluster.service.drain(20))
         assert running.result(5)[:2] == undisturbed[:2]
+
+
+def test_a_step_that_fails_is_a_pause_too(cluster):
+    cluster.start_gateway()
+    cluster.wait_ready()
+    undisturbed = streamed(cluster, 4)
+    cluster.model.step_seconds = STEP_SECONDS
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(streamed, cluster, 4)
+        time.sleep(30 * STEP_SECONDS)
+        cluster.do(lambda: cluster.target_status.fail("step", "index out of range"))
+        cluster.until(lambda: cluster.readyz()[0] == 503)
+        # Whoever is new is told at once.
+        assert cluster.client.post("/v1/chat/completions", json=BODY).status_code == 503
+        assert cluster.client.get("/status").json()["replay"]["waiting_requests"] == 1
+        restart(cluster, cluster.target)
+        assert running.result(30)[:2] == undisturbed[:2]
