@@ -77,6 +77,10 @@ class Batcher:
         """Sequences at the target."""
         return len(self._running)
 
+    def is_running(self, sequence: Sequence) -> bool:
+        """It is at the target now."""
+        return self._running.get(sequence.sequence_id) is sequence
+
     @property
     def lost_reason(self) -> str | None:
         """Why the stream ended; None while it lives."""
@@ -172,6 +176,8 @@ class Batcher:
         else:
             words = message or "it takes no new sequences"
             self._leave(sequence, words, was_running=False)
+            return
+        self._flush_unless_scheduled()
 
     def lost(self, reason: str) -> None:
         """The stream ended: the next one goes on with what it was told."""
@@ -243,6 +249,15 @@ class Batcher:
             )
         )
 
+    def _next_waiting(self, *, has_suspect: bool) -> Sequence | None:
+        """The first that may run. Suspects run one at a time, so that in the end only the one that
+        is to blame has lost too many targets.
+        """
+        for sequence in self._waiting:
+            if not (has_suspect and sequence.is_suspect):
+                return sequence
+        return None
+
     def _stop_waiting(self, sequence: Sequence) -> None:
         self._waiting.remove(sequence)
         timer = self._late_timers.pop(sequence, None)
@@ -276,8 +291,12 @@ class Batcher:
             return
         batch = []
         now = time.monotonic()
-        while self._waiting and len(self._running) < self._limits.max_in_flight:
-            sequence = self._waiting[0]
+        has_suspect = any(sequence.is_suspect for sequence in self._running.values())
+        while len(self._running) < self._limits.max_in_flight:
+            sequence = self._next_waiting(has_suspect=has_suspect)
+            if sequence is None:
+                break
+            has_suspect = has_suspect or sequence.is_suspect
             self._stop_waiting(sequence)
             self._running[sequence.sequence_id] = sequence
             batch.append(sequence.to_message(now))

@@ -15,6 +15,9 @@ from gateway.step import SequenceStep
 from outrider.serving.errors import ServiceError
 from outrider.v1 import generation_pb2, target_pb2
 
+# One that has lost so many targets may be what ended them.
+SUSPECT_LOSSES = 2
+
 
 class SequenceHolder(Protocol):
     """Who sees to a sequence now: the batcher of a stream, or those who wait for the next one."""
@@ -49,6 +52,11 @@ class Sequence:
         self._steps: list[SequenceStep] = []
         self._error: ServiceError | None = None
         self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def is_suspect(self) -> bool:
+        """It may be the cause of its targets' ends."""
+        return self.losses >= SUSPECT_LOSSES
 
     def held_by(self, holder: SequenceHolder, sequence_id: int) -> None:
         """Another holder sees to it from now on, under another id."""

@@ -255,3 +255,56 @@ def test_a_gateway_that_stops_waits_for_no_target():
         assert targets.replays.given_up["stopped"] == 2
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("place", [0, 2, 4])
+def test_a_request_that_kills_every_target_takes_none_of_its_neighbours_with_it(place):
+    async def run():
+        targets = TwoTargets(max_replays=3)
+        batcher, _ = targets.next_target()
+        sequences = [batcher.submit(request()) for _ in range(5)]
+        poison = sequences.pop(place)
+        lost_targets = 0
+        for _ in range(40):
+            await turn()
+            if all(one.is_ended for one in (poison, *sequences)):
+                break
+            running = [
+                one for one in (poison, *sequences) if batcher.is_running(one) and not one.is_ended
+            ]
+            if lost_targets >= 2:
+                assert sum(one.is_suspect for one in running) == 1
+            if poison in running:
+                lost_targets += 1
+                batcher.lost("killed by signal 9")
+                batcher, _ = targets.next_target()
+            else:
+                batcher.stepped([(one.sequence_id, step(1, finish=1)) for one in running])
+        with pytest.raises(NotServing, match="given up after 3 replays"):
+            await poison.take()
+        for one in sequences:
+            assert (await one.take())[-1].finish_reason == 1
+        assert lost_targets == 4
+
+    asyncio.run(run())
+
+
+def test_a_suspect_that_is_refused_makes_room_for_the_next_one():
+    async def run():
+        targets = TwoTargets()
+        batcher, _ = targets.next_target()
+        first, second = batcher.submit(request()), batcher.submit(request())
+        for _ in range(2):
+            await turn()
+            batcher.lost("killed")
+            batcher, _ = targets.next_target()
+        await turn()
+        assert batcher.is_running(first) and not batcher.is_running(second)
+        # Whoever is no suspect does not wait for them.
+        fresh = batcher.submit(request())
+        await turn()
+        assert batcher.is_running(fresh) and not batcher.is_running(second)
+        batcher.rejected(first.sequence_id, target_pb2.REJECT_REASON_INVALID, "max_tokens")
+        assert batcher.is_running(second)
+
+    asyncio.run(run())
