@@ -59,6 +59,9 @@ class GatewayConfig(ServiceConfig):
     max_request_bytes: Annotated[int, Field(ge=1024, le=64 * 2**20)] = Field(
         4 * 2**20, description="largest body of a REST request"
     )
+    request_body_timeout: Seconds = Field(
+        30.0, description="seconds that the body of a REST request may take"
+    )
     cors_origins: str = Field(
         "",
         description="web pages of these origins may call the REST API, for example "

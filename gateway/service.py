@@ -17,6 +17,7 @@ from gateway.completions import Completions
 from gateway.config import GatewayConfig
 from gateway.connector import Connector
 from gateway.generator import Gateway, Generator
+from gateway.http_body import BodyLimits
 from gateway.model import TextModel
 from gateway.rest import Operations, rest_app
 from gateway.rest_server import RestServer, listen, rest_server
@@ -95,12 +96,15 @@ class GatewayService:
             statistics=self._statistics,
             generator=self._generator,
         )
-        most = self._config.max_request_bytes
+        limits = BodyLimits(
+            max_bytes=self._config.max_request_bytes,
+            timeout_seconds=self._config.request_body_timeout,
+        )
         rest = rest_server(
             rest_app(
                 operations,
-                Completions(self._generator, max_request_bytes=most),
-                Tokenization(self._generator, max_request_bytes=most),
+                Completions(self._generator, body_limits=limits),
+                Tokenization(self._generator, body_limits=limits),
                 cors_origins=self._config.cors_origin_list,
                 api_keys=self._api_keys,
             ),

@@ -87,7 +87,8 @@ class ServiceConfig(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings
+        # Flags and variables are both read by `parse_config`, from what it is given.
+        return (init_settings,)
 
     @property
     def tls(self) -> TlsFiles:
@@ -146,12 +147,21 @@ def parse_config(
         cli_exit_on_error=True,
     )
     try:
-        config = config_class(**source())
+        config = config_class(**{**_variables(config_class, environment), **source()})
     except ValidationError as error:
         raise ConfigurationError(_words(error)) from error
     config.check_combination()
     check_tls(config.tls)
     return config
+
+
+def _variables(config_class: type[BaseSettings], environment: Mapping[str, str]) -> dict[str, str]:
+    names = {ENVIRONMENT_PREFIX + name.upper(): name for name in config_class.model_fields}
+    return {
+        names[variable.upper()]: value
+        for variable, value in environment.items()
+        if variable.upper() in names
+    }
 
 
 def check_faults(service: str, config: ServiceConfig) -> None:
