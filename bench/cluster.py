@@ -95,7 +95,8 @@ class Cluster:
         response = self._client.post(
             path, json={"model": self.model, "return_token_ids": True, **request}
         )
-        response.raise_for_status()
+        if response.status_code != httpx.codes.OK:
+            raise RuntimeError(f"{path} answered {response.status_code}: {response.text}")
         answer: dict[str, Any] = response.json()
         return answer
 

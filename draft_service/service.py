@@ -19,6 +19,7 @@ from outrider.engine.errors import EngineError
 from outrider.serving.faults import FaultInjector, parse_faults
 from outrider.serving.gpu_monitor import monitor_gpu
 from outrider.serving.lifecycle import Lifecycle, Timeouts
+from outrider.serving.network import tls_exposure
 from outrider.serving.stages import ENGINE_STAGES, NGRAM_STAGES
 from outrider.v1 import draft_pb2, draft_pb2_grpc, status_pb2
 
@@ -80,6 +81,10 @@ class DraftService:
             server,
         )
         return [draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name]
+
+    def exposure(self) -> Sequence[str]:
+        """What is asked of callers, in words."""
+        return (tls_exposure(self._config.tls),)
 
     async def start(self) -> None:
         """Watches for the failure that ends all links."""

@@ -34,7 +34,8 @@ def main() -> None:
             ),
             expected_errors=(ModelMismatch, CanaryFailed),
         )
-        run_service(GatewayService(config, lifecycle), lifecycle, config, config.port)
+        service = GatewayService(config, lifecycle)
+        run_service(service, lifecycle, config, config.port, service.interceptors)
     except ConfigurationError as error:
         exit_with(error, PROGRAM)
 

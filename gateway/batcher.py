@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from gateway.replay import ReplayQueue
 from gateway.request import GenerationRequest
 from gateway.sequence import Sequence
 from gateway.stats import CompletionRate, Statistics
@@ -36,22 +37,32 @@ class BatcherLimits:
     window_seconds: float
     max_waiting: int
     max_in_flight: int
+    # How long a request may wait to be sent to the target; 0 = as long as its deadline allows.
+    queue_timeout_seconds: float = 0.0
 
 
 class Batcher:
     """The waiting and the running requests of one stream."""
 
     def __init__(
-        self, *, stream: TargetStream, limits: BatcherLimits, statistics: Statistics
+        self,
+        *,
+        stream: TargetStream,
+        limits: BatcherLimits,
+        statistics: Statistics,
+        replays: ReplayQueue,
     ) -> None:
         self._stream = stream
         self._limits = limits
+        self._replays = replays
         self._statistics = statistics
         self._rate = CompletionRate()
         self._next_id = itertools.count(1)
         self._waiting: deque[Sequence] = deque()
         self._running: dict[int, Sequence] = {}
         self._flush_timer: asyncio.Handle | None = None
+        # When a waiting request has waited for too long.
+        self._late_timers: dict[Sequence, asyncio.TimerHandle] = {}
         self._target_is_full = False
         self._lost: str | None = None
         self.closed = asyncio.Event()
@@ -65,6 +76,10 @@ class Batcher:
     def running_count(self) -> int:
         """Sequences at the target."""
         return len(self._running)
+
+    def is_running(self, sequence: Sequence) -> bool:
+        """It is at the target now."""
+        return self._running.get(sequence.sequence_id) is sequence
 
     @property
     def lost_reason(self) -> str | None:
@@ -82,10 +97,22 @@ class Batcher:
                 f"{queued} requests wait, at most {self._limits.max_waiting} may",
                 retry_after_seconds=self._rate.retry_after_seconds(queued, time.monotonic()),
             )
-        sequence = Sequence(next(self._next_id), request, is_measured=True)
+        sequence = Sequence(next(self._next_id), request, holder=self, is_measured=True)
         self._waiting.append(sequence)
+        self._watch_the_clock(sequence)
         self._schedule_flush()
         return sequence
+
+    def resume(self, sequences: Iterable[Sequence]) -> None:
+        """Goes on with sequences that were accepted before, ahead of all that wait here."""
+        resumed = list(sequences)
+        for sequence in reversed(resumed):
+            sequence.held_by(self, next(self._next_id))
+            self._waiting.appendleft(sequence)
+            self._watch_the_clock(sequence)
+        if self._lost is not None:
+            self._hand_over(self._lost)
+        self._schedule_flush()
 
     def submit_first(self, request: GenerationRequest) -> Sequence:
         """Takes a request of the gateway's own: no queue, so that load cannot starve it.
@@ -94,9 +121,9 @@ class Batcher:
         """
         if self._lost is not None:
             raise NotServing(f"target: {self._lost}")
-        sequence = Sequence(next(self._next_id), request, is_measured=False)
+        sequence = Sequence(next(self._next_id), request, holder=self, is_measured=False)
         self._running[sequence.sequence_id] = sequence
-        self._stream.admit([request.to_message(sequence.sequence_id)])
+        self._stream.admit([sequence.to_message(time.monotonic())])
         return sequence
 
     def cancel(self, sequence: Sequence) -> None:
@@ -108,7 +135,7 @@ class Batcher:
             self._stream.cancel([sequence.sequence_id])
             self._flush_unless_scheduled()
         else:
-            self._waiting.remove(sequence)
+            self._stop_waiting(sequence)
 
     def stepped(self, steps: Iterable[tuple[int, SequenceStep]]) -> None:
         """One engine step."""
@@ -137,27 +164,46 @@ class Batcher:
         if reason == target_pb2.REJECT_REASON_OVERLOADED:
             # Its queue is shared with other gateways. The request keeps its place in ours.
             self._waiting.appendleft(sequence)
+            self._watch_the_clock(sequence)
             self._target_is_full = True
             asyncio.get_running_loop().call_later(REJECTED_RETRY_SECONDS, self._try_again)
         elif reason == target_pb2.REJECT_REASON_INVALID:
-            sequence.fail(RefusedByTarget(message))
-            self._flush_unless_scheduled()
+            if sequence.output_token_ids:
+                # The client's request was right: another target had begun it.
+                sequence.fail(NotServing(f"target: it cannot go on with the answer: {message}"))
+            else:
+                sequence.fail(RefusedByTarget(message))
         else:
-            sequence.fail(NotServing(f"target: {message or 'it takes no new sequences'}"))
-            self._flush_unless_scheduled()
+            words = message or "it takes no new sequences"
+            self._leave(sequence, words, was_running=False)
+            return
+        self._flush_unless_scheduled()
 
     def lost(self, reason: str) -> None:
-        """The stream ended: everybody who waits is told."""
+        """The stream ended: the next one goes on with what it was told."""
         if self._lost is not None:
             return
         self._lost = reason
-        for sequence in (*self._running.values(), *self._waiting):
-            sequence.fail(NotServing(f"target lost: {reason}"))
-        self._running.clear()
-        self._waiting.clear()
+        self._hand_over(reason)
         if self._flush_timer is not None:
             self._flush_timer.cancel()
         self.closed.set()
+
+    def _hand_over(self, reason: str) -> None:
+        running, self._running = list(self._running.values()), {}
+        for sequence in running:
+            self._leave(sequence, reason, was_running=True)
+        while self._waiting:
+            sequence = self._waiting[0]
+            self._stop_waiting(sequence)
+            self._leave(sequence, reason, was_running=False)
+
+    def _leave(self, sequence: Sequence, reason: str, *, was_running: bool) -> None:
+        if sequence.is_measured:
+            self._replays.take(sequence, reason, was_running=was_running)
+        else:
+            # The gateway's own are about this very stream.
+            sequence.fail(NotServing(f"target lost: {reason}"))
 
     def _free_places(self) -> int:
         if self._target_is_full:
@@ -173,6 +219,50 @@ class Batcher:
             gap = (now - sequence.last_token_at) / token_count
             self._statistics.inter_token.observe(gap, times=token_count)
         sequence.last_token_at = now
+
+    def _watch_the_clock(self, sequence: Sequence) -> None:
+        """Of a sequence that waits."""
+        now = time.monotonic()
+        remaining = sequence.remaining_seconds(now)
+        bounds = [] if remaining is None else [remaining]
+        if self._limits.queue_timeout_seconds and not sequence.losses:
+            bounds.append(sequence.submitted_at + self._limits.queue_timeout_seconds - now)
+        if bounds:
+            self._late_timers[sequence] = asyncio.get_running_loop().call_later(
+                max(min(bounds), 0.0), self._is_late, sequence
+            )
+
+    def _is_late(self, sequence: Sequence) -> None:
+        """A waiting sequence has waited for as long as it may."""
+        queued = len(self._waiting)
+        self._stop_waiting(sequence)
+        now = time.monotonic()
+        remaining = sequence.remaining_seconds(now)
+        if remaining is not None and remaining <= 0:
+            sequence.expire()
+            return
+        sequence.fail(
+            Overloaded(
+                f"not begun after {self._limits.queue_timeout_seconds:g} s in the queue "
+                "(--queue-timeout)",
+                retry_after_seconds=self._rate.retry_after_seconds(queued, now),
+            )
+        )
+
+    def _next_waiting(self, *, has_suspect: bool) -> Sequence | None:
+        """The first that may run. Suspects run one at a time, so that in the end only the one that
+        is to blame has lost too many targets.
+        """
+        for sequence in self._waiting:
+            if not (has_suspect and sequence.is_suspect):
+                return sequence
+        return None
+
+    def _stop_waiting(self, sequence: Sequence) -> None:
+        self._waiting.remove(sequence)
+        timer = self._late_timers.pop(sequence, None)
+        if timer is not None:
+            timer.cancel()
 
     def _schedule_flush(self) -> None:
         """One flush for all requests of the window; without one, for all of this loop iteration."""
@@ -200,9 +290,15 @@ class Batcher:
         if self._lost is not None or self._target_is_full:
             return
         batch = []
-        while self._waiting and len(self._running) < self._limits.max_in_flight:
-            sequence = self._waiting.popleft()
+        now = time.monotonic()
+        has_suspect = any(sequence.is_suspect for sequence in self._running.values())
+        while len(self._running) < self._limits.max_in_flight:
+            sequence = self._next_waiting(has_suspect=has_suspect)
+            if sequence is None:
+                break
+            has_suspect = has_suspect or sequence.is_suspect
+            self._stop_waiting(sequence)
             self._running[sequence.sequence_id] = sequence
-            batch.append(sequence.request.to_message(sequence.sequence_id))
+            batch.append(sequence.to_message(now))
         if batch:
             self._stream.admit(batch)

@@ -6,6 +6,8 @@ Holds facts and answers questions; the supervisor makes the facts. Belongs to th
 from dataclasses import dataclass, replace
 from typing import Any
 
+import grpc
+
 from gateway.canary import CanaryReport
 from gateway.changes import Changes
 from gateway.config import GatewayConfig
@@ -13,6 +15,7 @@ from gateway.connection import Connection
 from gateway.handshake import LinkView, link_view
 from gateway.peer import Peer
 from gateway.peer_view import ServiceView, live_view
+from gateway.replay import ReplayLimits, ReplayQueue
 from gateway.speculation import SpeculationPolicy
 from outrider.serving.errors import NotServing
 from outrider.serving.lifecycle import Lifecycle
@@ -38,11 +41,19 @@ class DraftCheck:
 class Cluster:
     """The peers, the connection and the last canary with drafts."""
 
-    def __init__(self, config: GatewayConfig, lifecycle: Lifecycle[Any]) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        lifecycle: Lifecycle[Any],
+        credentials: grpc.ChannelCredentials | None,
+    ) -> None:
+        # For every call to a peer; None = plain text.
+        self.credentials = credentials
         self.changes = Changes()
         self.target = Peer(
             "target",
             config.target_address,
+            credentials=credentials,
             timeout_seconds=config.peer_timeout,
             on_change=self.changes.notify,
         )
@@ -50,6 +61,7 @@ class Cluster:
             Peer(
                 "draft",
                 config.draft_address,
+                credentials=credentials,
                 timeout_seconds=config.peer_timeout,
                 on_change=self.changes.notify,
             )
@@ -61,6 +73,10 @@ class Cluster:
         self.connection_problem = Problem(stage="connect", reason="not connected yet")
         self.draft_check: DraftCheck | None = None
         self.draft_check_problem = Problem(stage="canary", reason="not run yet")
+        # The sequences of streams that were lost.
+        self.replays = ReplayQueue(
+            ReplayLimits(max_replays=config.max_replays, timeout_seconds=config.replay_timeout)
+        )
         self._requires_draft = config.require_draft
         self._lifecycle = lifecycle
 
@@ -68,6 +84,15 @@ class Cluster:
     def peers(self) -> list[Peer]:
         """Everyone that is watched."""
         return [self.target] if self.draft is None else [self.target, self.draft]
+
+    @property
+    def unfinished_count(self) -> int:
+        """Requests that were accepted and are not answered yet, wherever they are."""
+        count = self.replays.waiting_count
+        if self.connection is not None:
+            batcher = self.connection.attachment.batcher
+            count += batcher.running_count + batcher.waiting_count
+        return count
 
     @property
     def policy(self) -> SpeculationPolicy | None:

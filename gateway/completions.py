@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from gateway.event_stream import DONE, ClientGone, EventStream, event, unless_gone
 from gateway.generator import Generator
-from gateway.http_body import read_json
+from gateway.http_body import BodyLimits, read_json
 from gateway.openai_request import Delivery, chat_form, text_form
 from gateway.openai_response import Answer, ChatShape, Shape, TextShape
 from gateway.request import GenerationRequest
@@ -25,16 +25,16 @@ CLIENT_GONE_STATUS = 499
 class Completions:
     """The two endpoints."""
 
-    def __init__(self, generator: Generator, *, max_request_bytes: int) -> None:
+    def __init__(self, generator: Generator, *, body_limits: BodyLimits) -> None:
         self._generator = generator
-        self._max_request_bytes = max_request_bytes
+        self._body_limits = body_limits
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
 
         async def respond() -> Response:
             self._generator.model()
-            form = chat_form(await read_json(request, self._max_request_bytes))
+            form = chat_form(await read_json(request, self._body_limits))
             self._generator.check_model(form.model)
             calling = None
             shape = ChatShape()
@@ -53,7 +53,7 @@ class Completions:
 
         async def respond() -> Response:
             self._generator.model()
-            form = text_form(await read_json(request, self._max_request_bytes))
+            form = text_form(await read_json(request, self._body_limits))
             self._generator.check_model(form.model)
             shape = TextShape()
             request_id = _request_id(shape)

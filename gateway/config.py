@@ -2,8 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
+from outrider.serving.api_keys import ApiKeys, load_api_keys
 from outrider.serving.config import Port, Seconds, ServiceConfig
 from outrider.serving.model_source import DEFAULT_MODEL
 
@@ -41,13 +42,38 @@ class GatewayConfig(ServiceConfig):
     max_waiting_requests: Annotated[int, Field(ge=1)] = Field(
         1024, description="requests that may wait for the target; one more is refused with 429"
     )
+    queue_timeout: Annotated[float, Field(ge=0)] = Field(
+        0.0,
+        description="seconds that a request may wait to be sent to the target before it is "
+        "refused with 429; 0 = as long as its deadline allows",
+    )
+    max_replays: Annotated[int, Field(ge=0, le=100)] = Field(
+        3,
+        description="how often a request that loses its target is sent to the next one; "
+        "0 = it ends with an error at once",
+    )
+    replay_timeout: Seconds = Field(
+        120.0,
+        description="seconds that a request that lost its target waits for the next one",
+    )
     max_request_bytes: Annotated[int, Field(ge=1024, le=64 * 2**20)] = Field(
         4 * 2**20, description="largest body of a REST request"
+    )
+    request_body_timeout: Seconds = Field(
+        30.0, description="seconds that the body of a REST request may take"
     )
     cors_origins: str = Field(
         "",
         description="web pages of these origins may call the REST API, for example "
         "https://a.example,http://localhost:3000; * = of all; empty = of none",
+    )
+    api_keys: SecretStr = Field(
+        SecretStr(""),
+        description="keys of which callers must show one, separated by commas; better as a "
+        "variable than as a flag, which other users of the machine can see",
+    )
+    api_key_file: str = Field(
+        "", description="file with a line NAME sha256:HEX for each key, beside --api-keys"
     )
     require_draft: bool = Field(
         False, description="not ready while the draft service is lost; else ready, and degraded"
@@ -58,6 +84,13 @@ class GatewayConfig(ServiceConfig):
     peer_timeout: Seconds = Field(
         5.0, description="seconds without an answer after which a service counts as lost"
     )
+
+    def load_api_keys(self) -> ApiKeys:
+        """From both places; without any, everybody is let in. Raises ConfigurationError."""
+        return load_api_keys(self.api_keys.get_secret_value(), self.api_key_file)
+
+    def check_combination(self) -> None:
+        self.load_api_keys()
 
     @property
     def cors_origin_list(self) -> list[str]:

@@ -4,11 +4,14 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import grpc
+
 from gateway.batcher import Batcher, BatcherLimits
 from gateway.canary import Canary, CanaryReport
 from gateway.config import GatewayConfig
 from gateway.controller import Controller
 from gateway.model import ServedModel, TextModel
+from gateway.replay import ReplayQueue
 from gateway.speculation import (
     SpeculationPolicy,
     StepCost,
@@ -36,7 +39,7 @@ class Attachment:
     reader: asyncio.Task[None]
 
     def close(self, reason: str) -> None:
-        """Ends the stream; whoever waits for tokens is told why."""
+        """Ends the stream; the next one goes on with the clients' sequences."""
         self.batcher.lost(reason)
         self.reader.cancel()
 
@@ -55,6 +58,8 @@ async def attach(
     *,
     gateway_boot_id: int,
     statistics: Statistics,
+    replays: ReplayQueue,
+    credentials: grpc.ChannelCredentials | None,
     on_end: Callable[[asyncio.Task[None]], None],
     timeout_seconds: float,
 ) -> Attachment:
@@ -62,6 +67,7 @@ async def attach(
     policy, controller = speculation_for(config, model)
     stream = await open_stream(
         config.target_address,
+        credentials=credentials,
         gateway_boot_id=gateway_boot_id,
         policy=policy.to_message(),
         vocab_size=model.vocab_size,
@@ -74,8 +80,10 @@ async def attach(
             window_seconds=config.batch_window_ms / 1e3,
             max_waiting=config.max_waiting_requests,
             max_in_flight=running + max(LEAST_QUEUED_AT_TARGET, running // 4),
+            queue_timeout_seconds=config.queue_timeout,
         ),
         statistics=statistics,
+        replays=replays,
     )
     speculation = SpeculationInForce(policy, controller, stream.set_policy)
     reader = asyncio.create_task(stream.run(batcher, speculation.observe))

@@ -45,7 +45,10 @@ class Connector:
     async def ask_model(self) -> ServedModel:
         """The target's model. Raises NotServing and ModelMismatch."""
         return await ask_model(
-            self.config.target_address, self.text_model, timeout_seconds=ASK_TIMEOUT_SECONDS
+            self.config.target_address,
+            self.text_model,
+            credentials=self.cluster.credentials,
+            timeout_seconds=ASK_TIMEOUT_SECONDS,
         )
 
     async def attach(self, model: ServedModel) -> Attachment:
@@ -55,6 +58,8 @@ class Connector:
             model,
             gateway_boot_id=self._gateway_boot_id,
             statistics=self._statistics,
+            replays=self.cluster.replays,
+            credentials=self.cluster.credentials,
             on_end=self._stream_ended,
             timeout_seconds=ASK_TIMEOUT_SECONDS,
         )
@@ -63,6 +68,7 @@ class Connector:
         """The canary has passed: requests may go over the attachment."""
         self.cluster.connection = Connection(attachment=attachment, canary=report)
         logger.info("gateway: connected; canary: %s", report.words())
+        attachment.batcher.resume(self.cluster.replays.release(attachment.model))
         self.cluster.changes.notify()
 
     def draft_checked(self, report: CanaryReport) -> None:

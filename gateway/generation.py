@@ -80,7 +80,7 @@ async def generating(
     try:
         yield generation
     finally:
-        batcher.cancel(sequence)
+        sequence.cancel()
         statistics.requests[generation.outcome] += 1
         usage = generation.usage
         logger.debug(

@@ -11,9 +11,15 @@ from outrider.serving.errors import NotServing
 from outrider.v1 import status_pb2, target_pb2, target_pb2_grpc
 
 
-async def ask_model(address: str, own: TextModel, *, timeout_seconds: float) -> ServedModel:
+async def ask_model(
+    address: str,
+    own: TextModel,
+    *,
+    credentials: grpc.ChannelCredentials | None,
+    timeout_seconds: float,
+) -> ServedModel:
     """The target's model. Raises NotServing, or ModelMismatch naming the field."""
-    async with open_channel(address) as channel:
+    async with open_channel(address, credentials) as channel:
         stub = target_pb2_grpc.TargetServiceStub(channel)  # type: ignore[no-untyped-call]
         try:
             info = await stub.GetModel(target_pb2.GetModelRequest(), timeout=timeout_seconds)

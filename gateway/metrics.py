@@ -21,9 +21,11 @@ from outrider.v1 import status_pb2, target_pb2, target_pb2_grpc
 SCRAPE_TIMEOUT_SECONDS = 1.0
 
 
-async def ask_statistics(address: str) -> target_pb2.TargetStatistics | None:
+async def ask_statistics(
+    address: str, credentials: grpc.ChannelCredentials | None
+) -> target_pb2.TargetStatistics | None:
     """The target's counters; None if it does not answer."""
-    async with open_channel(address) as channel:
+    async with open_channel(address, credentials) as channel:
         stub = target_pb2_grpc.TargetServiceStub(channel)  # type: ignore[no-untyped-call]
         try:
             statistics: target_pb2.TargetStatistics = await stub.GetStatistics(
@@ -84,6 +86,23 @@ class Snapshot(Collector):
             "Requests by outcome",
             "outcome",
             sorted(self._own.requests.items()),
+        )
+        replays = self._cluster.replays
+        yield _counter(
+            "outrider_replayed_sequences",
+            "Sequences that went on at another target process than the one that they lost",
+            replays.replayed,
+        )
+        yield _gauge(
+            "outrider_sequences_awaiting_replay",
+            "Sequences that wait for a target to go on with them",
+            replays.waiting_count,
+        )
+        yield _labelled_counter(
+            "outrider_replays_given_up",
+            "Sequences that lost their target and ended with an error",
+            "reason",
+            sorted(replays.given_up.items()),
         )
         yield _histogram(
             "outrider_time_to_first_token_seconds",

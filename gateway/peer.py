@@ -25,10 +25,17 @@ class Peer:
     """One service at one address. `on_change` is called after every change of what is known."""
 
     def __init__(
-        self, service: str, address: str, *, timeout_seconds: float, on_change: Callable[[], None]
+        self,
+        service: str,
+        address: str,
+        *,
+        credentials: grpc.ChannelCredentials | None,
+        timeout_seconds: float,
+        on_change: Callable[[], None],
     ) -> None:
         self.service = service
         self.address = address
+        self._credentials = credentials
         self._timeout_seconds = timeout_seconds
         self._on_change = on_change
         self._status: status_pb2.ServiceStatus | None = None
@@ -71,7 +78,7 @@ class Peer:
 
     async def watch(self) -> None:
         """Runs until cancelled."""
-        async with open_channel(self.address) as channel:
+        async with open_channel(self.address, self._credentials) as channel:
             stub = status_pb2_grpc.StatusServiceStub(channel)  # type: ignore[no-untyped-call]
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._watch_status(stub))

@@ -58,16 +58,25 @@ class GenerationRequest:
     # Special tokens in the output are part of the text.
     shows_special: bool = False
 
-    def to_message(self, sequence_id: int) -> target_pb2.Admit:
-        """The admission of this request as a sequence of the target."""
+    def to_message(
+        self,
+        sequence_id: int,
+        *,
+        resumed_output_token_ids: Sequence[int],
+        deadline_seconds: float,
+    ) -> target_pb2.Admit:
+        """The admission of this request as a sequence of the target, which goes on behind output
+        that was emitted before. `deadline_seconds` are from now; 0 = none.
+        """
         return target_pb2.Admit(
             sequence_id=sequence_id,
             prompt_token_ids=pack(self.prompt_token_ids, "<i4"),
+            resumed_output_token_ids=pack(resumed_output_token_ids, "<i4"),
             max_tokens=self.max_tokens,
             sampling=self.sampling.to_message(),
             stop_token_ids=self.stop_token_ids,
             ignore_eos=self.ignore_eos,
-            deadline_seconds=self.deadline_seconds,
+            deadline_seconds=deadline_seconds,
             priority=self.priority,
             structured_output=(
                 None if self.structured_output is None else self.structured_output.to_message()

@@ -12,6 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.authentication import RestAuthentication
 from gateway.cluster import Cluster
 from gateway.completions import Completions
 from gateway.config import GatewayConfig
@@ -22,6 +23,7 @@ from gateway.stats import Statistics
 from gateway.status_page import readiness, status_page
 from gateway.tokenization import Tokenization
 from outrider import __version__
+from outrider.serving.api_keys import ApiKeys
 from outrider.serving.errors import ServiceError
 from outrider.serving.lifecycle import Lifecycle
 
@@ -62,7 +64,7 @@ class Operations:
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus' text format."""
-        target = await ask_statistics(self._config.target_address)
+        target = await ask_statistics(self._config.target_address, self._cluster.credentials)
         registry = CollectorRegistry()
         registry.register(Snapshot(cluster=self._cluster, own=self._statistics, target=target))
         return Response(generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
@@ -103,6 +105,7 @@ def rest_app(
     tokenization: Tokenization,
     *,
     cors_origins: Sequence[str],
+    api_keys: ApiKeys,
 ) -> FastAPI:
     """The application; pages of the origins (`*`: of all) may call it from a browser."""
     # The pages for /docs would load scripts from elsewhere.
@@ -122,6 +125,9 @@ def rest_app(
     ):
         app.add_api_route(path, endpoint, methods=[method], response_model=None)
     app.add_exception_handler(HTTPException, _no_such_route)
+    if api_keys.are_required:
+        app.add_middleware(RestAuthentication, api_keys=api_keys)
+    # Around the other one: a browser's preflight has no key, and refusals must reach the page.
     if cors_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -17,6 +17,8 @@ NOT_READY_RETRY_SECONDS = 5
 _STATUSES = {
     grpc.StatusCode.INVALID_ARGUMENT: (400, "invalid_request_error"),
     grpc.StatusCode.RESOURCE_EXHAUSTED: (429, "rate_limit_error"),
+    grpc.StatusCode.UNAUTHENTICATED: (401, "invalid_request_error"),
+    grpc.StatusCode.DEADLINE_EXCEEDED: (408, "invalid_request_error"),
     grpc.StatusCode.UNAVAILABLE: (503, "service_unavailable_error"),
 }
 
@@ -27,12 +29,22 @@ class BodyTooLarge(ServiceError):
     code = grpc.StatusCode.INVALID_ARGUMENT
 
 
+class BodyTooSlow(ServiceError):
+    """The body of a request did not come in time."""
+
+    code = grpc.StatusCode.DEADLINE_EXCEEDED
+
+
 def error_object(error: ServiceError) -> dict[str, Any]:
     """The body of an error answer, and the event that ends a stream that cannot be completed."""
     status, kind = _STATUSES[error.code]
     code: str | None = None
     if isinstance(error, UnknownModel):
         code = "model_not_found"
+    elif status == 401:
+        code = "invalid_api_key"
+    elif status == 408:
+        code = "request_timeout"
     elif status == 429:
         code = "overloaded"
     elif status == 503:
@@ -51,6 +63,11 @@ def error_response(error: ServiceError) -> Response:
     headers = {}
     if isinstance(error, Overloaded):
         headers["retry-after"] = str(math.ceil(error.retry_after_seconds))
+    elif status == 401:
+        headers["www-authenticate"] = "Bearer"
+    elif status == 408:
+        # The rest of the body may still come: it must not be taken for the next request.
+        headers["connection"] = "close"
     elif status == 503:
         headers["retry-after"] = str(NOT_READY_RETRY_SECONDS)
     return json_response(error_object(error), status, headers)

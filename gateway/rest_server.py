@@ -1,6 +1,7 @@
 """uvicorn in an event loop that belongs to somebody else."""
 
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -8,6 +9,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from outrider.serving.errors import ConfigurationError
+from outrider.serving.tls import TlsFiles
 
 BACKLOG = 2048
 
@@ -20,7 +22,7 @@ class RestServer(uvicorn.Server):
         yield
 
 
-def rest_server(app: FastAPI, *, shutdown_seconds: int) -> RestServer:
+def rest_server(app: FastAPI, *, tls: TlsFiles, shutdown_seconds: int) -> RestServer:
     """A server for one application; `serve(sockets=[...])` runs it until `should_exit`."""
     return RestServer(
         uvicorn.Config(
@@ -30,6 +32,10 @@ def rest_server(app: FastAPI, *, shutdown_seconds: int) -> RestServer:
             log_config=None,
             server_header=False,
             timeout_graceful_shutdown=shutdown_seconds,
+            ssl_certfile=tls.certificate or None,
+            ssl_keyfile=tls.key or None,
+            ssl_ca_certs=tls.client_ca or None,
+            ssl_cert_reqs=ssl.CERT_REQUIRED if tls.client_ca else ssl.CERT_NONE,
         )
     )
 

@@ -10,12 +10,14 @@ from typing import Any, TypeVar
 
 import grpc
 
+from gateway.authentication import GrpcAuthentication
 from gateway.boot import check_config, load_text_model
 from gateway.cluster import Cluster
 from gateway.completions import Completions
 from gateway.config import GatewayConfig
 from gateway.connector import Connector
 from gateway.generator import Gateway, Generator
+from gateway.http_body import BodyLimits
 from gateway.model import TextModel
 from gateway.rest import Operations, rest_app
 from gateway.rest_server import RestServer, listen, rest_server
@@ -25,6 +27,8 @@ from gateway.stats import Statistics
 from gateway.supervisor import Supervisor
 from gateway.tokenization import Tokenization
 from outrider.serving.lifecycle import Lifecycle
+from outrider.serving.network import tls_exposure
+from outrider.serving.tls import channel_credentials
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +51,8 @@ class GatewayService:
         self._load = load
         self._lifecycle = lifecycle
         self._statistics = Statistics()
-        self.cluster = Cluster(config, lifecycle)
+        self.cluster = Cluster(config, lifecycle, channel_credentials(config.tls))
+        self._api_keys = config.load_api_keys()
         self._generator = Generator(
             lifecycle=lifecycle, cluster=self.cluster, statistics=self._statistics
         )
@@ -68,6 +73,16 @@ class GatewayService:
         add_generation_servicer(GenerationServicer(self._generator), server)
         return (SERVICE_NAME,)
 
+    @property
+    def interceptors(self) -> Sequence[grpc.aio.ServerInterceptor]:
+        """What every RPC passes first."""
+        return (GrpcAuthentication(self._api_keys),) if self._api_keys.are_required else ()
+
+    def exposure(self) -> Sequence[str]:
+        """What is asked of callers, in words."""
+        keys = "with API keys" if self._api_keys.are_required else "WITHOUT API keys"
+        return tls_exposure(self._config.tls), keys
+
     async def start(self) -> None:
         """Opens the REST port, which answers from now on, and watches the peers.
 
@@ -81,14 +96,19 @@ class GatewayService:
             statistics=self._statistics,
             generator=self._generator,
         )
-        most = self._config.max_request_bytes
+        limits = BodyLimits(
+            max_bytes=self._config.max_request_bytes,
+            timeout_seconds=self._config.request_body_timeout,
+        )
         rest = rest_server(
             rest_app(
                 operations,
-                Completions(self._generator, max_request_bytes=most),
-                Tokenization(self._generator, max_request_bytes=most),
+                Completions(self._generator, body_limits=limits),
+                Tokenization(self._generator, body_limits=limits),
                 cors_origins=self._config.cors_origin_list,
+                api_keys=self._api_keys,
             ),
+            tls=self._config.tls,
             shutdown_seconds=STOP_SECONDS,
         )
         self._running = _Running(
@@ -155,13 +175,7 @@ class GatewayService:
     async def drain(self, timeout_seconds: float) -> None:
         """Waits for the answers under way; new requests are refused by now."""
         deadline = time.monotonic() + timeout_seconds
-        while time.monotonic() < deadline:
-            connection = self.cluster.connection
-            if connection is None:
-                return
-            batcher = connection.attachment.batcher
-            if batcher.running_count + batcher.waiting_count == 0:
-                return
+        while self.cluster.unfinished_count and time.monotonic() < deadline:
             await asyncio.sleep(DRAIN_POLL_SECONDS)
 
     async def stop(self) -> None:
@@ -171,6 +185,7 @@ class GatewayService:
         await _end(self._supervising)
         if self._waited_for is not None:
             self._waited_for.cancel()
+        self.cluster.replays.close("the gateway stops")
         connection = self.cluster.connection
         if connection is not None:
             connection.attachment.close("the gateway stops")

@@ -31,6 +31,7 @@ def status_page(cluster: Cluster, lifecycle: Lifecycle[Any]) -> dict[str, Any]:
         "details": details,
         "speculation": _speculation(cluster),
         "connection": _connection(cluster),
+        "replay": _replay(cluster),
     }
 
 
@@ -134,6 +135,17 @@ def _connection(cluster: Cluster) -> dict[str, Any]:
         "waiting_requests": attachment.batcher.waiting_count,
         "model": attachment.model.name,
         "max_sequence_length": attachment.model.max_sequence_length,
+    }
+
+
+def _replay(cluster: Cluster) -> dict[str, Any]:
+    replays = cluster.replays
+    return {
+        "waiting_requests": replays.waiting_count,
+        "replayed": replays.replayed,
+        "given_up": dict(replays.given_up),
+        "max_replays": replays.limits.max_replays,
+        "timeout_seconds": replays.limits.timeout_seconds,
     }
 
 

@@ -120,13 +120,14 @@ class TargetStream:
 async def open_stream(
     address: str,
     *,
+    credentials: grpc.ChannelCredentials | None,
     gateway_boot_id: int,
     policy: target_pb2.SpeculationPolicy,
     vocab_size: int,
     timeout_seconds: float,
 ) -> TargetStream:
     """Attaches to the target and sends the policy first. Raises NotServing with the reason."""
-    channel = open_channel(address)
+    channel = open_channel(address, credentials)
     stub = target_pb2_grpc.TargetServiceStub(channel)  # type: ignore[no-untyped-call]
     call = stub.Decode()
     try:

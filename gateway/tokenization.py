@@ -6,7 +6,7 @@ from starlette.responses import Response
 from gateway.completions import answered
 from gateway.fields import Fields, as_integer, as_text
 from gateway.generator import Generator
-from gateway.http_body import read_json
+from gateway.http_body import BodyLimits, read_json
 from gateway.message_fields import checked_messages
 from gateway.openai_request import MAX_INTEGER
 from gateway.rest_errors import json_response
@@ -16,9 +16,9 @@ from outrider.serving.errors import InvalidArgument
 class Tokenization:
     """The two endpoints, with vLLM's names."""
 
-    def __init__(self, generator: Generator, *, max_request_bytes: int) -> None:
+    def __init__(self, generator: Generator, *, body_limits: BodyLimits) -> None:
         self._generator = generator
-        self._max_request_bytes = max_request_bytes
+        self._body_limits = body_limits
 
     async def tokenize(self, request: Request) -> Response:
         """The token ids of a prompt, or of a conversation as the model's template writes it: those
@@ -76,7 +76,7 @@ class Tokenization:
 
     async def _fields(self, request: Request) -> Fields:
         self._generator.model()
-        fields = Fields(await read_json(request, self._max_request_bytes))
+        fields = Fields(await read_json(request, self._body_limits))
         model = fields.text("model")
         if model is not None:
             self._generator.check_model(model)

@@ -17,6 +17,7 @@ from outrider.serving.grammar_compiler import GrammarCompiler, make_grammar_comp
 from outrider.serving.lifecycle import Lifecycle
 from outrider.serving.link_protocol import PROTOCOL_VERSION
 from outrider.serving.model_source import resolve_model
+from outrider.serving.tls import channel_credentials
 from outrider.serving.tokenizer import load_tokenizer
 from outrider.v1 import draft_pb2, target_pb2
 from target_service.admission import AdmissionBounds
@@ -216,6 +217,7 @@ def link_drafts(
         mailbox=mailbox,
         statistics=statistics,
         on_status=lambda status: lifecycle.set_links([status]),
+        credentials=channel_credentials(config.tls),
     )
     drafts = LinkedDrafts(
         mailbox=mailbox,

@@ -53,6 +53,7 @@ class DraftLink:
         mailbox: LinkMailbox,
         statistics: Statistics,
         on_status: Callable[[status_pb2.LinkStatus], None],
+        credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
         self.address = address
         self._hello = draft_pb2.Hello()
@@ -62,6 +63,7 @@ class DraftLink:
         self._statistics = statistics
         self._on_status = on_status
         self._mailbox = mailbox
+        self._credentials = credentials
         self._stream_epoch = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._outgoing: asyncio.Queue[draft_pb2.LinkRequest] | None = None
@@ -117,7 +119,9 @@ class DraftLink:
 
     async def _run_stream(self) -> None:
         outgoing: asyncio.Queue[draft_pb2.LinkRequest] = asyncio.Queue()
-        async with open_channel(self.address, max_receive_bytes=MAX_RECEIVE_BYTES) as channel:
+        async with open_channel(
+            self.address, self._credentials, max_receive_bytes=MAX_RECEIVE_BYTES
+        ) as channel:
             call = draft_pb2_grpc.DraftServiceStub(channel).Link()  # type: ignore[no-untyped-call]
             if self._stream_state != status_pb2.LINK_STATE_REFUSED:
                 self._set_state(status_pb2.LINK_STATE_HANDSHAKING, "")

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 import grpc
 
 from outrider.serving.lifecycle import Lifecycle
+from outrider.serving.network import tls_exposure
 from outrider.v1 import target_pb2, target_pb2_grpc
 from target_service.boot import Target, boot_target
 from target_service.config import TargetConfig
@@ -39,6 +40,9 @@ class TargetService:
             self._servicer, server
         )
         return [target_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name]
+
+    def exposure(self) -> Sequence[str]:
+        return (tls_exposure(self._config.tls),)
 
     async def start(self) -> None:
         self._loop.set_result(asyncio.get_running_loop())

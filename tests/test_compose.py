@@ -223,6 +223,13 @@ def test_only_the_gateway_opens_ports_to_the_outside(
         name for name, service in profile_services(document, profile).items() if "ports" in service
     }
     assert opened == {"gateway"}
+    ports = document["services"]["gateway"]["ports"]
+    assert ports == ["127.0.0.1:8000:8000", "127.0.0.1:50050:50050"]
+
+
+def test_the_ports_are_opened_to_others_by_a_variable() -> None:
+    ports = compose({"PUBLISH_ADDRESS": "0.0.0.0"})["services"]["gateway"]["ports"]
+    assert ports == ["0.0.0.0:8000:8000", "0.0.0.0:50050:50050"]
 
 
 @pytest.mark.parametrize("profile", ["cpu", "cuda"])
@@ -271,7 +278,9 @@ def test_cpus_are_the_default_and_gpus_a_profile(document: dict[str, Any]) -> No
         assert ("--device=cuda" in service["command"]) == has_gpu
 
 
-@pytest.mark.parametrize("name", ["OUTRIDER_DRAFT", "OUTRIDER_MODEL", "OUTRIDER_SPECULATION"])
+@pytest.mark.parametrize(
+    "name", ["OUTRIDER_DRAFT", "OUTRIDER_MODEL", "OUTRIDER_SPECULATION", "OUTRIDER_API_KEYS"]
+)
 def test_a_variable_of_the_shell_reaches_the_services(name: str) -> None:
     services = compose({name: "something"})["services"].values()
     assert "something" in [service.get("environment", {}).get(name) for service in services]

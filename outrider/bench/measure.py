@@ -11,6 +11,7 @@ from outrider.bench.counters import read_counters
 from outrider.bench.figures import Figures, figures_of
 from outrider.bench.load import Load, run_load
 from outrider.bench.prompts import in_order
+from outrider.serving.access import OPEN_ACCESS, HttpAccess
 
 # A server may think for long before its first token, under load.
 TIMEOUT = httpx.Timeout(30.0, read=600.0, pool=None)
@@ -34,7 +35,7 @@ class Plan:
     ignores_eos: bool
     seed: int
     model: str  # empty: the first that the server lists
-    api_key: str  # empty: none
+    access: HttpAccess = OPEN_ACCESS
 
     def count(self, load: Load) -> int:
         """Requests of a run."""
@@ -66,10 +67,14 @@ async def measure(
     """All loads of the plan, one after another. `advance` hears of every answer, with its load.
     Raises BenchError where nothing can be measured; single requests that fail are counted.
     """
-    headers = {"authorization": f"Bearer {plan.api_key}"} if plan.api_key else {}
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(
-        base_url=url, timeout=TIMEOUT, trust_env=False, limits=limits, headers=headers
+        base_url=url,
+        timeout=TIMEOUT,
+        trust_env=False,
+        limits=limits,
+        headers=plan.access.headers,
+        verify=plan.access.verify,
     ) as client:
         question = Question(
             model=plan.model or await served_model(client),

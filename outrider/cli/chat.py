@@ -14,6 +14,7 @@ from outrider.cli.completion import (
     served_model,
     stream_chat,
 )
+from outrider.serving.access import OPEN_ACCESS, HttpAccess
 
 PROMPT = "> "
 
@@ -36,10 +37,12 @@ class Answer:
     figures: Figures
 
 
-async def converse(url: str, question: str | None, options: ChatOptions) -> int:
+async def converse(
+    url: str, question: str | None, options: ChatOptions, access: HttpAccess = OPEN_ACCESS
+) -> int:
     """Answers to standard output, figures and errors to standard error; returns the exit code."""
     try:
-        async with open_client(url) as client:
+        async with open_client(url, access) as client:
             model = await served_model(client)
             if question is not None:
                 await _turn(client, model, [], question, options)

@@ -16,7 +16,7 @@ from pathlib import Path
 import grpc
 
 from outrider.cli.words import exit_words, failure_words, stage_words
-from outrider.serving.channel import open_channel
+from outrider.serving.access import UNGUARDED, OwnAccess
 from outrider.v1 import status_pb2, status_pb2_grpc
 
 TETHER = Path(__file__).with_name("tether.py")
@@ -38,6 +38,7 @@ class ChildPlan:
     address: str  # host:port of its gRPC
     launch_timeout_seconds: float  # until its port is open
     drain_timeout_seconds: float
+    access: OwnAccess = UNGUARDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,11 +200,14 @@ class Child:
         if not await self._port_opens():
             self._on_event(Silent(self))
             return
-        async with open_channel(self.plan.address) as channel:
+        access = self.plan.access
+        async with access.open_channel(self.plan.address) as channel:
             stub = status_pb2_grpc.StatusServiceStub(channel)  # type: ignore[no-untyped-call]
             while True:
                 try:
-                    async for status in stub.WatchStatus(status_pb2.WatchStatusRequest()):
+                    async for status in stub.WatchStatus(
+                        status_pb2.WatchStatusRequest(), metadata=access.metadata
+                    ):
                         self._take(status)
                         if status.state == status_pb2.SERVICE_STATE_DRAINING:
                             # It waits for its open streams before it goes.

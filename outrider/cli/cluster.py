@@ -4,11 +4,13 @@ Every service gets only the flags and variables that its own configuration knows
 are checked before anything starts.
 """
 
+import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outrider.cli.child import ChildPlan
 from outrider.cli.ports import free_port, require_free
+from outrider.serving.access import OwnAccess
 from outrider.serving.config import (
     ENVIRONMENT_PREFIX,
     ServiceConfig,
@@ -24,7 +26,16 @@ NO_DRAFT = "none"
 # and on a busy machine these take long.
 SHORTEST_LAUNCH_TIMEOUT_SECONDS = 60.0
 # Decided here, for every service its own: set from outside they would be ignored.
-DECIDED_VARIABLES = {"OUTRIDER_TARGET_ADDRESS", "OUTRIDER_DRAFT_ADDRESS"}
+DECIDED_VARIABLES = {
+    "OUTRIDER_TARGET_ADDRESS",
+    "OUTRIDER_DRAFT_ADDRESS",
+    # Target and draft are reached over loopback, in plain text.
+    "OUTRIDER_TLS_PEER_CA",
+}
+# What the gateway asks of its callers; target and draft have no callers but this machine's.
+GATEWAY_ONLY = ("tls_certificate", "tls_key", "tls_client_ca")
+# With either of these the gateway asks for keys.
+KEY_FIELDS = ("api_keys", "api_key_file")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +75,7 @@ class Cluster:
 
     plans: tuple[ChildPlan, ...]
     url: str
+    access: OwnAccess
     holds_failures: bool
 
 
@@ -90,6 +102,13 @@ def plan_cluster(
 ) -> Cluster:
     """Raises ConfigurationError for anything that a service would refuse."""
     _check_variables(kinds, own_variables, environment)
+    own_key = _own_key(options, environment)
+    if own_key:
+        known_keys = environment.get(_variable("api_keys"), "")
+        environment = {
+            **environment,
+            _variable("api_keys"): ",".join(filter(None, (known_keys, own_key))),
+        }
     has_draft = options.draft != NO_DRAFT
     ports: set[int] = set()
 
@@ -112,11 +131,11 @@ def plan_cluster(
     def planned(
         kind: ServiceKind, own_address: str, own_flags: Mapping[str, str]
     ) -> tuple[ChildPlan, ServiceConfig]:
-        known = kind.config_class.model_fields
+        known = _fields(kind, kinds)
         flags = {name: value for name, value in options.flags.items() if name in known}
         host, _, port = own_address.rpartition(":")
         flags |= {"host": host, "port": port, **own_flags}
-        return _plan(kind, own_address, flags, environment)
+        return _plan(kind, known, own_address, flags, environment)
 
     members = []
     target_flags = {"draft_address": draft}
@@ -131,11 +150,31 @@ def plan_cluster(
         "draft_address": draft,
     }
     members.append(planned(kinds.gateway, gateway, gateway_flags))
+    access = OwnAccess(api_key=own_key, tls=members[-1][1].tls)
+    plans = [plan for plan, _ in members]
+    plans[-1] = replace(plans[-1], access=access)
     return Cluster(
-        plans=tuple(plan for plan, _ in members),
-        url=f"http://{_reachable(options.host)}:{_port(rest)}",
+        plans=tuple(plans),
+        url=f"{access.scheme}://{_reachable(options.host)}:{_port(rest)}",
+        access=access,
         holds_failures=any(config.on_startup_failure == "hold" for _, config in members),
     )
+
+
+def _own_key(options: ClusterOptions, environment: Mapping[str, str]) -> str:
+    """A key of `up`'s own for a gateway that asks for keys, of which it may know only digests."""
+    asks = any(environment.get(_variable(name)) or options.flags.get(name) for name in KEY_FIELDS)
+    return secrets.token_urlsafe(32) if asks else ""
+
+
+def _fields(kind: ServiceKind, kinds: ServiceKinds) -> set[str]:
+    """The flags and variables that a service is given here, by field name."""
+    known = set(kind.config_class.model_fields)
+    return known if kind is kinds.gateway else known.difference(GATEWAY_ONLY)
+
+
+def _variable(name: str) -> str:
+    return ENVIRONMENT_PREFIX + name.upper()
 
 
 def _shared_cores(
@@ -143,7 +182,7 @@ def _shared_cores(
 ) -> dict[str, str]:
     """A target that spins takes the cores from a model drafter beside it."""
     name = "spin_count"
-    is_decided = ENVIRONMENT_PREFIX + name.upper() in environment
+    is_decided = _variable(name) in environment
     computes_model = getattr(draft, "computes_model", False)
     if not computes_model or is_decided or name not in target.config_class.model_fields:
         return {}
@@ -151,11 +190,14 @@ def _shared_cores(
 
 
 def _plan(
-    kind: ServiceKind, address: str, flags: Mapping[str, str], environment: Mapping[str, str]
+    kind: ServiceKind,
+    fields: set[str],
+    address: str,
+    flags: Mapping[str, str],
+    environment: Mapping[str, str],
 ) -> tuple[ChildPlan, ServiceConfig]:
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in sorted(flags.items())]
-    given = {ENVIRONMENT_PREFIX + name.upper() for name in flags}
-    taken = variable_names(kind.config_class) - given
+    taken = {_variable(name) for name in fields} - {_variable(name) for name in flags}
     child_environment = {
         name: value
         for name, value in environment.items()
@@ -187,7 +229,7 @@ def _check_variables(
     decided = sorted(given & DECIDED_VARIABLES)
     if decided:
         raise ConfigurationError(
-            f"{', '.join(decided)}: `outrider up` decides the addresses itself"
+            f"{', '.join(decided)}: `outrider up` decides itself how its services reach each other"
         )
     known = own_variables.union(
         *(variable_names(kind.config_class) for kind in (kinds.target, kinds.draft, kinds.gateway))

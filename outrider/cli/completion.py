@@ -9,6 +9,8 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from outrider.serving.access import OPEN_ACCESS, HttpAccess
+
 TIMEOUT = httpx.Timeout(10.0, read=300.0)
 
 
@@ -60,9 +62,15 @@ class Figures:
         return ", ".join(parts)
 
 
-def open_client(url: str) -> httpx.AsyncClient:
+def open_client(url: str, access: HttpAccess = OPEN_ACCESS) -> httpx.AsyncClient:
     """A client of the REST API at `url`."""
-    return httpx.AsyncClient(base_url=url, timeout=TIMEOUT, trust_env=False)
+    return httpx.AsyncClient(
+        base_url=url,
+        timeout=TIMEOUT,
+        trust_env=False,
+        headers=access.headers,
+        verify=access.verify,
+    )
 
 
 async def served_model(client: httpx.AsyncClient) -> str:

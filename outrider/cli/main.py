@@ -23,6 +23,8 @@ from outrider.cli.demo import show
 from outrider.cli.status import print_status
 from outrider.cli.train import train_eagle3
 from outrider.cli.up import announce_and_wait, run_up
+from outrider.serving.access import HttpAccess, http_access
+from outrider.serving.api_keys import line_of, new_key
 from outrider.serving.config import ENVIRONMENT_PREFIX
 from outrider.serving.errors import ConfigurationError
 
@@ -63,6 +65,20 @@ def _option(flag: str, description: str) -> typer.models.OptionInfo:
     return option
 
 
+ApiKey = Annotated[
+    str,
+    typer.Option(
+        envvar="OPENAI_API_KEY", show_envvar=True, help="shown to the server as a bearer token"
+    ),
+]
+TlsAuthorities = Annotated[
+    str, typer.Option("--tls-ca", help="PEM file: whom to trust instead of the system's")
+]
+TlsCertificate = Annotated[
+    str, typer.Option("--tls-certificate", help="PEM file: shown to a server that asks for one")
+]
+TlsKey = Annotated[str, typer.Option("--tls-key", help="PEM file: its private key")]
+
 # The flags that `up` itself reads; all others of a service are its variables.
 OWN_FLAGS = (
     "host",
@@ -79,6 +95,10 @@ OWN_FLAGS = (
     "device",
     "threads",
     "on-startup-failure",
+    "tls-certificate",
+    "tls-key",
+    "tls-client-ca",
+    "api-key-file",
 )
 
 
@@ -127,6 +147,16 @@ def up(
         OnStartupFailure | None,
         _option("on-startup-failure", "end, or keep everything up to be looked at"),
     ] = None,
+    tls_certificate: Annotated[
+        str | None, _option("tls-certificate", "PEM file that the gateway shows; REST and gRPC")
+    ] = None,
+    tls_key: Annotated[str | None, _option("tls-key", "PEM file of its private key")] = None,
+    tls_client_ca: Annotated[
+        str | None, _option("tls-client-ca", "PEM file: whose certificates clients must show")
+    ] = None,
+    api_key_file: Annotated[
+        str | None, _option("api-key-file", "digests of the keys that clients must show")
+    ] = None,
     log_dir: Annotated[
         Path | None, _option("log-dir", "one log file per service, not standard error")
     ] = None,
@@ -146,6 +176,10 @@ def up(
         "device": device,
         "threads": threads,
         "on_startup_failure": on_startup_failure,
+        "tls_certificate": tls_certificate,
+        "tls_key": tls_key,
+        "tls_client_ca": tls_client_ca,
+        "api_key_file": api_key_file,
     }
     options = ClusterOptions(
         host=host,
@@ -155,7 +189,7 @@ def up(
         flags={name: str(value) for name, value in given.items() if value is not None},
     )
     try:
-        code = run_up(_plan(options), log_directory=log_dir, work=announce_and_wait)
+        code = run_up(_plan(options, os.environ), log_directory=log_dir, work=announce_and_wait)
     except ConfigurationError as error:
         _refuse("up", error)
     raise typer.Exit(code)
@@ -173,20 +207,47 @@ def chat(
     speculation: Annotated[
         bool, typer.Option("--speculation/--no-speculation", help="the text is the same")
     ] = True,
+    api_key: ApiKey = "",
+    tls_ca: TlsAuthorities = "",
+    tls_certificate: TlsCertificate = "",
+    tls_key: TlsKey = "",
 ) -> None:
     """Talk to a running server; answers stream, figures follow."""
     options = ChatOptions(
         temperature=temperature, seed=seed, max_tokens=max_tokens, speculates=speculation
     )
-    raise typer.Exit(asyncio.run(converse(url, question, options)))
+    access = _access("chat", api_key, tls_ca, tls_certificate, tls_key)
+    raise typer.Exit(asyncio.run(converse(url, question, options, access)))
 
 
 @app.command()
 def status(
     url: Annotated[str, typer.Option(help="a running server")] = DEFAULT_URL,
+    api_key: ApiKey = "",
+    tls_ca: TlsAuthorities = "",
+    tls_certificate: TlsCertificate = "",
+    tls_key: TlsKey = "",
 ) -> None:
     """Show services, states, stages and reasons; exit with 0 only when ready."""
-    raise typer.Exit(print_status(url))
+    access = _access("status", api_key, tls_ca, tls_certificate, tls_key)
+    raise typer.Exit(print_status(url, access))
+
+
+@app.command("api-key")
+def api_key(
+    name: Annotated[str, typer.Argument(help="whose key: letters, digits, '.', '@', '_', '-'")],
+) -> None:
+    """Make a key: to standard output the line for --api-key-file, to standard error the key.
+
+    The line holds the key's digest alone: `outrider api-key alice >> keys` shows the key once.
+    """
+    key = new_key()
+    try:
+        line = line_of(name, key)
+    except ConfigurationError as error:
+        _refuse("api-key", error)
+    typer.echo(line)
+    typer.echo(key, err=True)
 
 
 @app.command()
@@ -252,9 +313,10 @@ def bench(
         bool, typer.Option("--ignore-eos", help="whole length, from servers that know the word")
     ] = False,
     model: Annotated[str, typer.Option(help="the first that the server lists, if not given")] = "",
-    api_key: Annotated[
-        str, typer.Option(envvar="OPENAI_API_KEY", help="sent as a bearer token")
-    ] = "",
+    api_key: ApiKey = "",
+    tls_ca: TlsAuthorities = "",
+    tls_certificate: TlsCertificate = "",
+    tls_key: TlsKey = "",
     json_file: Annotated[Path | None, typer.Option("--json", help="file for all figures")] = None,
     plot_file: Annotated[
         Path | None, typer.Option("--plot", help="PNG file for the curves")
@@ -284,7 +346,9 @@ def bench(
             ignores_eos=ignore_eos,
             seed=seed,
             model=model,
-            api_key=api_key,
+            access=http_access(
+                api_key=api_key, ca=tls_ca, certificate=tls_certificate, key=tls_key
+            ),
         )
         code = run_bench(
             servers, plan, repeat=repeat, output=Output(json=json_file, plot=plot_file)
@@ -318,20 +382,31 @@ def _root(
 
 
 def _plan_own(flags: Mapping[str, str]) -> Cluster:
-    """A cluster of this machine's, at free ports, from flags of `up` by field name."""
+    """A cluster of this machine's, at free ports, from flags of `up` by field name. It is for its
+    one caller: nobody is asked for a key or a certificate.
+    """
     rest = {name: value for name, value in flags.items() if name != "draft"}
+    guards = ("OUTRIDER_API_KEY", "OUTRIDER_TLS_")
     return _plan(
-        ClusterOptions(host="127.0.0.1", rest_port=0, port=0, draft=flags.get("draft"), flags=rest)
+        ClusterOptions(host="127.0.0.1", rest_port=0, port=0, draft=flags.get("draft"), flags=rest),
+        {name: value for name, value in os.environ.items() if not name.startswith(guards)},
     )
 
 
-def _plan(options: ClusterOptions) -> Cluster:
+def _plan(options: ClusterOptions, environment: Mapping[str, str]) -> Cluster:
     return plan_cluster(
         options,
         installed_services(),
         own_variables={_variable(flag) for flag in OWN_FLAGS},
-        environment=os.environ,
+        environment=environment,
     )
+
+
+def _access(command: str, api_key: str, ca: str, certificate: str, key: str) -> HttpAccess:
+    try:
+        return http_access(api_key=api_key, ca=ca, certificate=certificate, key=key)
+    except ConfigurationError as error:
+        _refuse(command, error)
 
 
 def _refuse(command: str, error: Exception) -> NoReturn:

@@ -10,14 +10,21 @@ from rich.text import Text
 
 from outrider.cli.progress import STAGE_STYLES, STATE_STYLES
 from outrider.cli.words import one_line
+from outrider.serving.access import OPEN_ACCESS, HttpAccess
 
 TIMEOUT_SECONDS = 5.0
 
 
-def print_status(url: str) -> int:
+def print_status(url: str, access: HttpAccess = OPEN_ACCESS) -> int:
     """Prints what the server at `url` knows; 0 only if it is ready."""
     try:
-        response = httpx.get(f"{url}/status", timeout=TIMEOUT_SECONDS, trust_env=False)
+        response = httpx.get(
+            f"{url}/status",
+            timeout=TIMEOUT_SECONDS,
+            trust_env=False,
+            headers=access.headers,
+            verify=access.verify,
+        )
     except httpx.HTTPError as error:
         reason = str(error) or type(error).__name__
         print(f"outrider status: nothing answers at {url}: {reason}", file=sys.stderr)

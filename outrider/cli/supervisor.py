@@ -14,6 +14,7 @@ import httpx
 
 from outrider.cli.child import Child, ChildEvent, ChildPlan, Exited, Silent, StatusChanged
 from outrider.cli.progress import Display
+from outrider.serving.access import OwnAccess
 from outrider.v1 import status_pb2
 
 POLL_PERIOD_SECONDS = 0.1
@@ -61,6 +62,7 @@ class Supervisor:
         *,
         plans: Sequence[ChildPlan],
         url: str,
+        access: OwnAccess,
         holds_failures: bool,
         display: Display,
     ) -> None:
@@ -69,6 +71,7 @@ class Supervisor:
             Child(plan, on_event=self._events.put_nowait, on_log=display.log) for plan in plans
         ]
         self._url = url
+        self._access = access.http()
         self._holds_failures = holds_failures
         self._display = display
         self._restart_delays = dict.fromkeys(
@@ -243,7 +246,12 @@ class Supervisor:
 
     async def _answers(self, path: str) -> bool:
         """The gateway answers 200."""
-        async with httpx.AsyncClient(trust_env=False, timeout=POLL_TIMEOUT_SECONDS) as client:
+        async with httpx.AsyncClient(
+            trust_env=False,
+            timeout=POLL_TIMEOUT_SECONDS,
+            headers=self._access.headers,
+            verify=self._access.verify,
+        ) as client:
             try:
                 response = await client.get(f"{self._url}/{path}")
             except httpx.HTTPError:

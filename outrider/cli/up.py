@@ -23,6 +23,7 @@ def run_up(cluster: Cluster, *, log_directory: Path | None, work: Work) -> int:
     supervisor = Supervisor(
         plans=cluster.plans,
         url=cluster.url,
+        access=cluster.access,
         holds_failures=cluster.holds_failures,
         display=display,
     )

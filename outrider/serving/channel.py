@@ -27,13 +27,32 @@ SERVER_OPTIONS = (
 )
 
 
-def open_channel(address: str, max_receive_bytes: int = MAX_MESSAGE_BYTES) -> grpc.aio.Channel:
-    """An asyncio channel to host:port. A peer that is not trusted may send less at once."""
-    receive = ("grpc.max_receive_message_length", max_receive_bytes)
-    return grpc.aio.insecure_channel(address, options=(receive, *_CHANNEL_OPTIONS))
+def open_channel(
+    address: str,
+    credentials: grpc.ChannelCredentials | None = None,
+    *,
+    max_receive_bytes: int = MAX_MESSAGE_BYTES,
+    server_name: str = "",
+) -> grpc.aio.Channel:
+    """An asyncio channel to host:port, in plain text without credentials. A peer that is not
+    trusted may send less at once. `server_name`: whose certificate it must be, if not the host's.
+    """
+    options = _options(max_receive_bytes, server_name)
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, credentials, options=options)
 
 
-def open_blocking_channel(address: str) -> grpc.Channel:
-    """A channel for callers without an event loop."""
-    receive = ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)
-    return grpc.insecure_channel(address, options=(receive, *_CHANNEL_OPTIONS))
+def open_blocking_channel(
+    address: str, credentials: grpc.ChannelCredentials | None = None, *, server_name: str = ""
+) -> grpc.Channel:
+    """The same for callers without an event loop."""
+    options = _options(MAX_MESSAGE_BYTES, server_name)
+    if credentials is None:
+        return grpc.insecure_channel(address, options=options)
+    return grpc.secure_channel(address, credentials, options=options)
+
+
+def _options(max_receive_bytes: int, server_name: str) -> tuple[tuple[str, str | int], ...]:
+    named = (("grpc.ssl_target_name_override", server_name),) if server_name else ()
+    return (("grpc.max_receive_message_length", max_receive_bytes), *_CHANNEL_OPTIONS, *named)

@@ -19,6 +19,7 @@ from pydantic_settings import (
 
 from outrider.serving.errors import ConfigurationError
 from outrider.serving.faults import parse_faults
+from outrider.serving.tls import TlsFiles, check_tls
 
 ENVIRONMENT_PREFIX = "OUTRIDER_"
 
@@ -60,6 +61,20 @@ class ServiceConfig(BaseSettings):
     on_startup_failure: Literal["exit", "hold"] = Field(
         "exit", description="exit non-zero after a failure, or stay up to explain it"
     )
+    tls_certificate: str = Field(
+        "", description="PEM file of the certificate shown to callers; empty = no TLS"
+    )
+    tls_key: str = Field("", description="PEM file of its private key")
+    tls_client_ca: str = Field(
+        "",
+        description="PEM file of authorities: callers must show a certificate of one of them; "
+        "empty = they need none",
+    )
+    tls_peer_ca: str = Field(
+        "",
+        description="PEM file of the authorities of the services that this one calls, over TLS; "
+        "empty = these are called in plain text",
+    )
     inject_fault: str = Field("", description="faults for tests: service:point:action[,...]")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="log level")
 
@@ -72,7 +87,18 @@ class ServiceConfig(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings
+        # Flags and variables are both read by `parse_config`, from what it is given.
+        return (init_settings,)
+
+    @property
+    def tls(self) -> TlsFiles:
+        """The TLS files as one value."""
+        return TlsFiles(
+            certificate=self.tls_certificate,
+            key=self.tls_key,
+            client_ca=self.tls_client_ca,
+            peer_ca=self.tls_peer_ca,
+        )
 
     def check_combination(self) -> None:
         """Raises ConfigurationError where values that are right alone do not fit together."""
@@ -121,11 +147,21 @@ def parse_config(
         cli_exit_on_error=True,
     )
     try:
-        config = config_class(**source())
+        config = config_class(**{**_variables(config_class, environment), **source()})
     except ValidationError as error:
         raise ConfigurationError(_words(error)) from error
     config.check_combination()
+    check_tls(config.tls)
     return config
+
+
+def _variables(config_class: type[BaseSettings], environment: Mapping[str, str]) -> dict[str, str]:
+    names = {ENVIRONMENT_PREFIX + name.upper(): name for name in config_class.model_fields}
+    return {
+        names[variable.upper()]: value
+        for variable, value in environment.items()
+        if variable.upper() in names
+    }
 
 
 def check_faults(service: str, config: ServiceConfig) -> None:

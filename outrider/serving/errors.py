@@ -4,6 +4,7 @@ ServiceError
   InvalidArgument     a field of a request is wrong: field, value, bound
   NotServing          not ready, draining or failed: try again or elsewhere
   Overloaded          a bounded queue is full: try again later
+  Unauthenticated     no key, or one that is not known
 ConfigurationError    a flag, a variable or a combination of them is wrong (never crosses the wire)
 """
 
@@ -50,6 +51,12 @@ class Overloaded(ServiceError):
     def __init__(self, message: str, *, retry_after_seconds: float) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
+
+
+class Unauthenticated(ServiceError):
+    """The caller did not show a key that is known."""
+
+    code = grpc.StatusCode.UNAUTHENTICATED
 
 
 @asynccontextmanager

@@ -23,7 +23,9 @@ from outrider.serving.config import ServiceConfig
 from outrider.serving.errors import ConfigurationError
 from outrider.serving.health import HealthServicer
 from outrider.serving.lifecycle import Lifecycle
+from outrider.serving.network import is_loopback
 from outrider.serving.status_servicer import StatusServicer
+from outrider.serving.tls import server_credentials
 from outrider.v1 import status_pb2, status_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -42,6 +44,11 @@ class Service(Protocol):
 
     def register(self, server: grpc.aio.Server) -> Sequence[str]:
         """Adds its servicers; returns the full names of their services."""
+
+    def exposure(self) -> Sequence[str]:
+        """What keeps strangers out and what does not, in words for an operator who opens the
+        ports to others.
+        """
 
     async def start(self) -> None:
         """Starts what must answer before boot has ended, on the event loop."""
@@ -66,12 +73,16 @@ def configure_logging(service: str, level: str) -> None:
 
 
 def run_service(
-    service: Service, lifecycle: Lifecycle[Any], config: ServiceConfig, port: int
+    service: Service,
+    lifecycle: Lifecycle[Any],
+    config: ServiceConfig,
+    port: int,
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
 ) -> NoReturn:
     """Runs until SIGTERM, SIGINT or a failure, then leaves the process with 0 or non-zero."""
     # A busy engine thread must not keep the event loop from the interpreter for the default 5 ms.
     sys.setswitchinterval(2e-4)
-    exit_code = asyncio.run(_run(service, lifecycle, config, port))
+    exit_code = asyncio.run(_run(service, lifecycle, config, port, interceptors))
     sys.stdout.flush()
     sys.stderr.flush()
     # Not sys.exit: a boot or engine thread that hangs inside native code would keep the process
@@ -80,7 +91,11 @@ def run_service(
 
 
 async def _run(
-    service: Service, lifecycle: Lifecycle[Any], config: ServiceConfig, port: int
+    service: Service,
+    lifecycle: Lifecycle[Any],
+    config: ServiceConfig,
+    port: int,
+    interceptors: Sequence[grpc.aio.ServerInterceptor],
 ) -> int:
     stop_requested = asyncio.Event()
 
@@ -94,7 +109,7 @@ async def _run(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, request_stop)
 
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=interceptors)
     names = [
         *service.register(server),
         status_pb2.DESCRIPTOR.services_by_name["StatusService"].full_name,
@@ -107,11 +122,22 @@ async def _run(
     reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)
     address = f"{config.host}:{port}"
     try:
-        bound_port = server.add_insecure_port(address)
+        credentials = server_credentials(config.tls)
+        if credentials is None:
+            bound_port = server.add_insecure_port(address)
+        else:
+            bound_port = server.add_secure_port(address, credentials)
     except RuntimeError as error:
         raise ConfigurationError(f"cannot listen on {address}: {error}") from error
     await server.start()
     logger.info("%s: gRPC on %s:%d", lifecycle.service, config.host, bound_port)
+    if not is_loopback(config.host):
+        logger.warning(
+            "%s: listens beyond this machine, on %s, %s",
+            lifecycle.service,
+            config.host,
+            ", ".join(service.exposure()),
+        )
     await service.start()
     # Daemon threads: a SIGTERM during a long load is honoured at once.
     threading.Thread(target=lifecycle.guard, args=(service.boot,), name="boot", daemon=True).start()

@@ -1,8 +1,8 @@
 """Which flags and variables `outrider up` gives to which service."""
 
-import os
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +15,7 @@ from outrider.cli.cluster import (
     plan_cluster,
 )
 from outrider.serving.errors import ConfigurationError
+from tests.certificates import Authority
 
 
 @pytest.fixture(scope="module")
@@ -32,15 +33,12 @@ def plan(
     environment: Mapping[str, str] | None = None,
 ) -> Cluster:
     options = ClusterOptions(host=host, rest_port=rest_port, port=0, draft=draft, flags=flags or {})
-    with pytest.MonkeyPatch.context() as patch:
-        # Configurations read the environment of the process that parses them.
-        for name in [name for name in os.environ if name.startswith("OUTRIDER_")]:
-            patch.delenv(name)
-        for name, value in (environment or {}).items():
-            patch.setenv(name, value)
-        return plan_cluster(
-            options, kinds, own_variables={"OUTRIDER_LOG_DIR"}, environment=os.environ
-        )
+    return plan_cluster(
+        options,
+        kinds,
+        own_variables={"OUTRIDER_LOG_DIR"},
+        environment={"PATH": "/bin", **(environment or {})},
+    )
 
 
 def member(cluster: Cluster, service: str) -> ChildPlan:
@@ -148,3 +146,37 @@ def test_a_port_that_is_taken_is_refused_by_its_flag(kinds: ServiceKinds) -> Non
         port = taken.getsockname()[1]
         with pytest.raises(ConfigurationError, match=f"--rest-port {port}: cannot listen"):
             plan(kinds, rest_port=port)
+
+
+def test_only_the_gateway_gets_certificates_and_keys_and_up_a_key_of_its_own(
+    kinds: ServiceKinds, tmp_path: Path
+) -> None:
+    pair = Authority(tmp_path).sign("gateway")
+    cluster = plan(
+        kinds,
+        flags={"tls_certificate": pair.certificate},
+        environment={"OUTRIDER_TLS_KEY": pair.key, "OUTRIDER_API_KEYS": "a-key-of-a-client"},
+    )
+    target, draft, gateway = cluster.plans
+    for other in (target, draft):
+        assert not any("tls" in argument for argument in other.arguments)
+        assert not any("TLS" in name or "API_KEY" in name for name in other.environment)
+        assert other.access.api_key == "" and other.access.scheme == "http"
+    assert f"--tls-certificate={pair.certificate}" in gateway.arguments
+    assert gateway.environment["OUTRIDER_TLS_KEY"] == pair.key
+    known = gateway.environment["OUTRIDER_API_KEYS"].split(",")
+    assert known == ["a-key-of-a-client", cluster.access.api_key]
+    assert not any(cluster.access.api_key in argument for argument in gateway.arguments)
+    assert cluster.url.startswith("https://")
+    assert gateway.access == cluster.access
+
+
+def test_without_keys_up_makes_none(kinds: ServiceKinds) -> None:
+    cluster = plan(kinds)
+    assert cluster.access.api_key == "" and cluster.url.startswith("http://")
+    assert "OUTRIDER_API_KEYS" not in member(cluster, "gateway").environment
+
+
+def test_how_the_services_reach_each_other_is_ups_to_decide(kinds: ServiceKinds) -> None:
+    with pytest.raises(ConfigurationError, match="OUTRIDER_TLS_PEER_CA"):
+        plan(kinds, environment={"OUTRIDER_TLS_PEER_CA": "/ca.pem"})

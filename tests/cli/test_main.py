@@ -1,5 +1,6 @@
 """The `outrider` command as it is called."""
 
+import hashlib
 import subprocess
 import sys
 from pathlib import Path
@@ -93,3 +94,17 @@ def test_train_eagle3_names_what_is_missing_without_torch(
     done = outrider("train-eagle3", "--output", str(tmp_path), "--max-seconds", "1")
     assert done.exit_code == 1
     assert "training needs torch: pip install 'outrider[train]'" in done.stderr
+
+
+def test_a_new_key_is_shown_once_and_its_line_is_a_digest() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "outrider.cli.main", "api-key", "alice"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    key = done.stderr.strip()
+    name, digest = done.stdout.split()
+    assert (name, digest) == ("alice", f"sha256:{hashlib.sha256(key.encode()).hexdigest()}")
+    assert key not in done.stdout
+    assert outrider("api-key", "not a name").exit_code == 2

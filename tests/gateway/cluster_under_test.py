@@ -15,11 +15,13 @@ from gateway.config import GatewayConfig
 from gateway.generator import Gateway
 from gateway.model import TextModel
 from gateway.service import GatewayService
+from outrider.serving.access import OwnAccess
 from outrider.serving.channel import SERVER_OPTIONS
 from outrider.serving.faults import FaultInjector
 from outrider.serving.lifecycle import Lifecycle, Timeouts
 from outrider.serving.model_source import DEFAULT_MODEL
 from outrider.serving.stages import GATEWAY_STAGES
+from outrider.serving.tls import server_credentials
 from outrider.v1 import status_pb2, target_pb2, target_pb2_grpc
 
 CONTEXT = 512
@@ -119,8 +121,11 @@ class ClusterUnderTest:
             target=self.lifecycle.guard, args=(self.service.boot,), daemon=True
         )
         self._boot.start()
-        self.url = f"http://127.0.0.1:{self.service.rest_port}"
-        self.client = httpx.Client(base_url=self.url, timeout=30, trust_env=False)
+        own = OwnAccess(tls=self.config.tls)
+        self.url = f"{own.scheme}://127.0.0.1:{self.service.rest_port}"
+        self.client = httpx.Client(
+            base_url=self.url, timeout=30, trust_env=False, verify=own.http().verify
+        )
 
     def wait_ready(self) -> None:
         self.until(lambda: self.readyz()[0] == 200)
@@ -152,9 +157,16 @@ class ClusterUnderTest:
         return FakeStatus(service)
 
     async def _start(self) -> None:
-        self.server = grpc.aio.server(options=SERVER_OPTIONS)
+        self.server = grpc.aio.server(
+            options=SERVER_OPTIONS, interceptors=self.service.interceptors
+        )
         self.service.register(self.server)
-        self.grpc_port = self.server.add_insecure_port("127.0.0.1:0")
+        credentials = server_credentials(self.config.tls)
+        self.grpc_port = (
+            self.server.add_insecure_port("127.0.0.1:0")
+            if credentials is None
+            else self.server.add_secure_port("127.0.0.1:0", credentials)
+        )
         await self.server.start()
         await self.service.start()
 

@@ -92,6 +92,8 @@ class FakeModel:
     lies_with_drafts_at: int | None = None
     step_seconds: float = 0.0
     admit_limit: int = 10**9
+    # A request with this seed ends every stream that it comes to.
+    poison_seed: int | None = None
     is_stalled: bool = False
     admitted: list[target_pb2.AdmitBatch] = field(default_factory=list)
     cancelled: list[int] = field(default_factory=list)
@@ -147,6 +149,10 @@ class FakeTarget(target_pb2_grpc.TargetServiceServicer):
                         grpc.StatusCode.UNAVAILABLE,
                         f"target: FAILED in stage {failure.stage}: {failure.reason}",
                     )
+                if any(
+                    one.admit.sampling.seed == self.model.poison_seed for one in running.values()
+                ):
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, "killed by the poison")
                 if running:
                     await context.write(target_pb2.DecodeResponse(step=self._step(running)))
         finally:
@@ -180,6 +186,7 @@ class FakeTarget(target_pb2_grpc.TargetServiceServicer):
                         admit=admit,
                         prompt=unpack("prompt", admit.prompt_token_ids, "<i4"),
                         draft_length=self._draft_length(admit),
+                        emitted=len(admit.resumed_output_token_ids) // 4,
                     )
             arrived.set()
 
@@ -239,6 +246,7 @@ class FakePeer:
     status: FakeStatus
     add: Callable[[grpc.aio.Server], None]
     port: int = 0
+    credentials: grpc.ServerCredentials | None = None
     server: grpc.aio.Server | None = None
 
     @property
@@ -249,7 +257,12 @@ class FakePeer:
         self.server = grpc.aio.server(options=SERVER_OPTIONS)
         status_pb2_grpc.add_StatusServiceServicer_to_server(self.status, self.server)
         self.add(self.server)
-        self.port = self.server.add_insecure_port(f"127.0.0.1:{self.port}")
+        address = f"127.0.0.1:{self.port}"
+        self.port = (
+            self.server.add_insecure_port(address)
+            if self.credentials is None
+            else self.server.add_secure_port(address, self.credentials)
+        )
         await self.server.start()
 
     async def stop(self) -> None:

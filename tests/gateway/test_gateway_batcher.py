@@ -7,21 +7,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.batcher import Batcher, BatcherLimits, RefusedByTarget
+from gateway.replay import ReplayLimits, ReplayQueue
 from gateway.request import GenerationRequest
 from gateway.stats import CompletionRate, Statistics
 from gateway.step import SequenceStep
 from outrider.serving.errors import NotServing, Overloaded
 from outrider.serving.sampling_parameters import SamplingParameters
-from outrider.v1 import target_pb2
+from outrider.v1 import generation_pb2, target_pb2
 
 
 class NotingStream:
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
+        self.messages: list[target_pb2.Admit] = []
         self.cancelled: list[int] = []
 
     def admit(self, sequences) -> None:
         self.batches.append([one.sequence_id for one in sequences])
+        self.messages.extend(sequences)
 
     def cancel(self, sequence_ids) -> None:
         self.cancelled.extend(sequence_ids)
@@ -31,22 +34,34 @@ class NotingStream:
         return [sequence_id for batch in self.batches for sequence_id in batch]
 
 
-def request() -> GenerationRequest:
+def request(deadline: float = 0.0) -> GenerationRequest:
     return GenerationRequest(
         request_id="r",
         prompt_token_ids=[1, 2],
         max_tokens=4,
         sampling=SamplingParameters(seed=1),
         seed=1,
+        deadline_seconds=deadline,
     )
 
 
 def batcher_with(
-    *, window: float = 0.0, waiting: int = 100, in_flight: int = 100
+    *,
+    window: float = 0.0,
+    waiting: int = 100,
+    in_flight: int = 100,
+    queue_timeout: float = 0.0,
+    max_replays: int = 0,
 ) -> tuple[Batcher, NotingStream]:
     stream = NotingStream()
-    limits = BatcherLimits(window_seconds=window, max_waiting=waiting, max_in_flight=in_flight)
-    return Batcher(stream=stream, limits=limits, statistics=Statistics()), stream
+    limits = BatcherLimits(
+        window_seconds=window,
+        max_waiting=waiting,
+        max_in_flight=in_flight,
+        queue_timeout_seconds=queue_timeout,
+    )
+    replays = ReplayQueue(ReplayLimits(max_replays=max_replays, timeout_seconds=10))
+    return Batcher(stream=stream, limits=limits, statistics=Statistics(), replays=replays), stream
 
 
 def step(*token_ids: int, finish: int = 0) -> SequenceStep:
@@ -197,14 +212,44 @@ def test_a_refusal_of_the_target_reaches_its_request_only():
     asyncio.run(run())
 
 
-def test_a_draining_target_is_not_serving():
+def test_a_request_that_a_draining_target_rejects_waits_for_its_successor_and_is_not_suspect():
     async def run():
-        batcher, _ = batcher_with()
+        batcher, _ = batcher_with(max_replays=1)
         sequence = batcher.submit(request())
         await turn()
-        batcher.rejected(1, target_pb2.REJECT_REASON_DRAINING, "")
-        with pytest.raises(NotServing):
-            await sequence.take()
+        batcher.rejected(1, target_pb2.REJECT_REASON_DRAINING, "the target is draining")
+        assert batcher.running_count == 0
+        assert not sequence.is_ended and sequence.losses == 0
+        sequence.cancel()
+
+    asyncio.run(run())
+
+
+def test_a_request_is_refused_after_its_time_in_the_queue_and_a_running_one_is_not():
+    async def run():
+        batcher, stream = batcher_with(in_flight=1, queue_timeout=0.05)
+        running, waiting = batcher.submit(request()), batcher.submit(request())
+        with pytest.raises(Overloaded, match=r"0\.05 s in the queue") as caught:
+            await asyncio.wait_for(waiting.take(), 5)
+        assert caught.value.retry_after_seconds >= 1
+        assert stream.admitted == [1] and not running.is_ended
+        assert batcher.waiting_count == 0
+
+    asyncio.run(run())
+
+
+def test_a_deadline_counts_from_the_request_and_ends_one_that_still_waits():
+    async def run():
+        batcher, stream = batcher_with(in_flight=1)
+        first = batcher.submit(request())
+        waiting, late = batcher.submit(request(deadline=9.0)), batcher.submit(request(0.05))
+        (last,) = await asyncio.wait_for(late.take(), 5)
+        assert last.finish_reason == generation_pb2.FINISH_REASON_DEADLINE
+        batcher.stepped([(1, step(7, finish=1))])
+        assert first.is_ended and not waiting.is_ended
+        assert stream.admitted == [1, 2]
+        # The time in the queue is part of it.
+        assert stream.messages[1].deadline_seconds < 8.96
 
     asyncio.run(run())
 
@@ -224,18 +269,17 @@ def test_cancelling_tells_the_target_once_and_only_for_what_runs():
     asyncio.run(run())
 
 
-def test_a_lost_stream_ends_everything_with_its_reason_and_takes_nothing_new():
+def test_without_replays_a_lost_stream_ends_what_ran_with_its_reason_and_takes_nothing_new():
     async def run():
-        batcher, _ = batcher_with(in_flight=1)
-        running, waiting = batcher.submit(request()), batcher.submit(request())
+        batcher, _ = batcher_with()
+        sequence = batcher.submit(request())
         await turn()
         batcher.stepped([(1, step(5))])
         batcher.lost("the cable")
         # What had come before is not lost.
-        assert len(await running.take()) == 1
-        for sequence in (running, waiting):
-            with pytest.raises(NotServing, match="the cable"):
-                await sequence.take()
+        assert len(await sequence.take()) == 1
+        with pytest.raises(NotServing, match="the cable"):
+            await sequence.take()
         with pytest.raises(NotServing, match="the cable"):
             batcher.submit(request())
 

@@ -133,3 +133,19 @@ def running(cluster) -> int:
 
 def waiting(cluster) -> int:
     return cluster.client.get("/status").json()["connection"]["waiting_requests"]
+
+
+def test_a_body_that_trickles_in_is_given_up_and_keeps_nobody_waiting(cluster):
+    cluster.start_gateway(request_body_timeout=0.5)
+    cluster.wait_ready()
+    with socket.create_connection(("127.0.0.1", cluster.service.rest_port)) as slow:
+        slow.settimeout(10)
+        slow.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 1000\r\n\r\n{")
+        started = time.monotonic()
+        answer = slow.recv(4096)
+        while chunk := slow.recv(4096):
+            answer += chunk
+        assert 0.4 < time.monotonic() - started < 5
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b'"code": "request_timeout"' in answer and b"after 0.5 s" in answer
+    assert cluster.client.post("/v1/chat/completions", json=CHAT).status_code == 200

@@ -18,8 +18,8 @@ from readiness_support import (
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 
 
-def test_a_target_that_fails_while_serving_ends_streams_with_an_error_event(cluster):
-    cluster.start_gateway()
+def test_without_replays_a_target_that_fails_ends_streams_with_an_error_event(cluster):
+    cluster.start_gateway(max_replays=0)
     cluster.wait_ready()
     cluster.model.step_seconds = 0.01
     reader = Reader(cluster)
@@ -40,7 +40,7 @@ def test_a_target_that_fails_while_serving_ends_streams_with_an_error_event(clus
 
 
 def test_a_stream_that_breaks_raises_in_the_openai_package_and_in_grpc(cluster):
-    cluster.start_gateway()
+    cluster.start_gateway(max_replays=0)
     cluster.wait_ready()
     cluster.model.step_seconds = 0.01
     http_client = httpx.Client(trust_env=False)
@@ -73,6 +73,7 @@ def test_a_target_that_reports_nonsense_is_dropped_with_the_reason(cluster):
     response = cluster.client.post("/v1/chat/completions", json=CHAT)
     assert response.status_code == 503
     assert "token_ids holds" in response.json()["error"]["message"]
+    assert "given up after 3 replays" in response.json()["error"]["message"]
     cluster.model.script = None
     cluster.wait_ready()
     assert cluster.client.post("/v1/chat/completions", json=CHAT).status_code == 200
@@ -81,11 +82,7 @@ def test_a_target_that_reports_nonsense_is_dropped_with_the_reason(cluster):
 def test_a_killed_target_is_replaced_after_handshake_and_canary(cluster):
     cluster.start_gateway()
     cluster.wait_ready()
-    cluster.model.step_seconds = 0.01
-    reader = Reader(cluster)
     cluster.call(cluster.target.stop())
-    reader.join(10)
-    assert "error" in json.loads(reader.events[-2])
     cluster.until(lambda: cluster.service_line("target")["state"] == "GONE")
     assert cluster.readyz()[0] == 503
     admitted = len(cluster.model.admitted)
@@ -176,7 +173,7 @@ def test_a_new_draft_that_changes_tokens_switches_speculation_off_until_it_does_
 
 
 def test_a_target_that_hangs_is_noticed_by_its_silence(cluster):
-    cluster.start_gateway(peer_timeout=0.3)
+    cluster.start_gateway(peer_timeout=0.3, max_replays=0)
     cluster.wait_ready()
     cluster.model.step_seconds = 0.01
     reader = Reader(cluster)

@@ -61,7 +61,12 @@ def grpc_stream(address: str) -> grpc.StatusCode:
 
 def test_health_goes_first_and_every_client_is_told(tiny_model: Path) -> None:
     with running_cluster(
-        "--model", str(tiny_model), "--draft", "ngram", OUTRIDER_INJECT_FAULT=FAULT
+        "--model",
+        str(tiny_model),
+        "--draft",
+        "ngram",
+        OUTRIDER_INJECT_FAULT=FAULT,
+        OUTRIDER_MAX_REPLAYS="0",
     ) as cluster:
         details = cluster.get("/status").json()["details"]
         address = "127.0.0.1:" + details["target"]["configuration"]["port"]

@@ -78,6 +78,9 @@ class FakeService:
     def register(self, server: grpc.aio.Server) -> Sequence[str]:
         return ()
 
+    def exposure(self) -> Sequence[str]:
+        return ()
+
     async def start(self) -> None:
         if isinstance(self._config, FakeGatewayConfig):
             server = http.server.ThreadingHTTPServer(
