@@ -168,7 +168,7 @@ class Batcher:
             self._target_is_full = True
             asyncio.get_running_loop().call_later(REJECTED_RETRY_SECONDS, self._try_again)
         elif reason == target_pb2.REJECT_REASON_INVALID:
-            if sequence.output_token_ids:
+            if sequence.losses and sequence.output_token_ids:
                 # The client's request was right: another target had begun it.
                 sequence.fail(NotServing(f"target: it cannot go on with the answer: {message}"))
             else:
