@@ -41,7 +41,7 @@ from outrider.serving.model_source import DEFAULT_MODEL, resolve_model
 
 FAILURES = (BenchError, ConfigurationError, InstallError, PlotError, PromptError, StartError)
 # Beside a prompt, what an answer and its template may take.
-LONGEST_PROMPT_TOKENS = 1536
+LONGEST_PROMPT_TOKENS = 1984
 
 
 def plans_of(plan: Plan) -> list[Plan]:
