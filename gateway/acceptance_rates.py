@@ -16,6 +16,9 @@ LONG = 0.995
 SHORT = 0.93
 # And in each step without: what was learned long ago is not held against a drafter for ever.
 IDLE = 0.998
+# The short window forgets sooner, down to what it has to hold: the first look at a drafter that was
+# left long ago is to count.
+SHORT_IDLE = 0.98
 # Rows that what is believed beforehand counts for.
 PRIOR_ROWS = 4.0
 # Rows that the short window has to hold, and standard errors by which it has to differ.
@@ -68,6 +71,8 @@ class AcceptanceRates:
         """
         if draft_length == 0:
             self._long.keep(IDLE)
+            if self._short.rows > FEWEST_ROWS:
+                self._short.keep(SHORT_IDLE)
             return False
         length = min(draft_length, self._longest)
         self._long.observe(length, accepted)

@@ -6,6 +6,7 @@ among the choices. What is not tried is tried now and then, briefly; what loses 
 was left is looked at again.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,12 +28,19 @@ DWELL_STEPS = 6
 # nothing, but not so that more than so many seconds pass.
 FIRST_TRIAL_PERIOD = 48
 LONGEST_TRIAL_PERIOD = 1024
+# Where a look at drafts, none being made, raises what they promise by such a share, so many more
+# follow as fast as they may.
+SURPRISE = 0.05
+HASTY_TRIALS = 4
 # While something else seems worth this share of the best, looks stay this frequent.
 CLOSE_SHARE = 0.93
 LONGEST_PERIOD_IF_CLOSE = 64
 LONGEST_TRIAL_SECONDS = 5.0
 # A bucket begins by looking at every draft length so often that might be the best one there.
 FEW_VISITS = 2
+# While drafts seem worth little more than none, what none costs is looked at so often, every few
+# steps: a drafter that has turned bad is left for it.
+SURE_VISITS = 8
 # Later what is worth less than this share of the best is not looked at while something else is.
 HOPELESS_SHARE = 0.85
 # Steps after which the buckets that are not in use are worked out anew.
@@ -60,6 +68,7 @@ class _Bucket:
     since_trial: int = 0
     trial: int | None = None  # draft length that is being looked at
     trial_period: int = FIRST_TRIAL_PERIOD
+    hasty_trials: int = 0  # that are left
     tried_at: float = 0.0
     reason: str = "not in use yet: by what was measured at boot"
 
@@ -124,14 +133,18 @@ class Controller:
         if self._max_decode_rows is not None and step.decode_rows > self._max_decode_rows:
             # A bypass teaches nothing and is disturbed by nothing.
             return False
+        index = self._times.bucket(step.decode_rows)
+        is_look = step.draft_length > 0 and self._buckets[index].draft_length == 0
+        promised = self._promised(index) if is_look else math.inf
         if self._rates.observe(step.draft_length, step.accepted):
             # Another drafter, as it were: what was looked at before says little.
             for bucket in self._buckets:
                 bucket.trial_period = FIRST_TRIAL_PERIOD
         if step.is_pure:
             self._times.observe(step.decode_rows, step.draft_length, step.seconds)
+        if is_look and self._promised(index) > promised * (1 + SURPRISE):
+            self._buckets[index].hasty_trials = HASTY_TRIALS
         self._steps += 1
-        index = self._times.bucket(step.decode_rows)
         self._turn(index)
         if self._steps % REVIEW_PERIOD == 0:
             self._review()
@@ -177,10 +190,7 @@ class Controller:
             bucket.trial = None
             bucket.tried_at = self._clock()
             if bucket.since_trial >= bucket.trial_period:
-                longest = LONGEST_TRIAL_PERIOD
-                if self._is_close(index):
-                    longest = LONGEST_PERIOD_IF_CLOSE
-                bucket.trial_period = min(2 * bucket.trial_period, longest)
+                bucket.trial_period = min(2 * bucket.trial_period, LONGEST_TRIAL_PERIOD)
             bucket.since_trial = 0
         if bucket.since_change < DWELL_STEPS or not self._change(index):
             bucket.trial = self._to_look_at(index)
@@ -226,7 +236,10 @@ class Controller:
         ]
         if unknown:
             return min(unknown, key=lambda length: (visits(length), length))
-        if not self._is_look_due(bucket):
+        is_doubtful = bucket.draft_length > 0 and scores[0] >= HOPELESS_SHARE * best
+        if is_doubtful and visits(0) < SURE_VISITS and bucket.since_trial >= DWELL_STEPS:
+            return 0
+        if not self._is_look_due(index):
             return None
         worth = [length for length in others if scores[length] >= HOPELESS_SHARE * best]
         # Also what seems hopeless is looked at, the cheapest of it: acceptance may have risen.
@@ -238,11 +251,22 @@ class Controller:
                   if length != self._buckets[index].draft_length]  # fmt: skip
         return max(others, default=0.0) >= CLOSE_SHARE * max(scores)
 
-    def _is_look_due(self, bucket: _Bucket) -> bool:
-        if bucket.since_trial >= bucket.trial_period:
+    def _is_look_due(self, index: int) -> bool:
+        bucket = self._buckets[index]
+        period = bucket.trial_period
+        if self._is_close(index):
+            period = min(period, LONGEST_PERIOD_IF_CLOSE)
+        if bucket.since_trial >= period:
+            return True
+        if bucket.hasty_trials and bucket.since_trial >= DWELL_STEPS:
+            bucket.hasty_trials -= 1
             return True
         waited = self._clock() - bucket.tried_at
         return bucket.since_trial >= FIRST_TRIAL_PERIOD and waited >= LONGEST_TRIAL_SECONDS
+
+    def _promised(self, index: int) -> float:
+        """Tokens per second with the best drafts; 0 where none can be asked for."""
+        return max(self._scores(index)[1:], default=0.0)
 
     def _most(self, index: int, length: int) -> float:
         """Tokens per second if every draft were right."""

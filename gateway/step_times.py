@@ -8,9 +8,12 @@ from collections.abc import Callable
 
 # Upper ends of the row counts that are told apart; beyond them every doubling and a half.
 _FIRST_BOUNDS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-# Visits of a cell that are averaged plainly; then each counts for this share.
+# Visits of a cell that are averaged plainly, and what each counts for at least: few enough to
+# follow a context that grows, enough to tell apart what differs by less than a step's noise.
 PLAIN_VISITS = 8
-SMOOTHING = 0.1
+SMOOTHING = 0.05
+# Of a step's rows, in the mean of its bucket.
+ROWS_SMOOTHING = 0.1
 # Of what is expected: what a single step can count for. A pause is no step's cost.
 LARGEST_RATIO = 3.0
 
@@ -61,7 +64,7 @@ class StepTimes:
     def observe(self, rows: int, draft_length: int, seconds: float) -> None:
         """A step without prefill that took so long."""
         bucket = self.bucket(rows)
-        share = SMOOTHING if self._is_used[bucket] else 1.0
+        share = ROWS_SMOOTHING if self._is_used[bucket] else 1.0
         self._rows[bucket] += share * (rows - self._rows[bucket])
         self._is_used[bucket] = True
         cell = self._cells[bucket][draft_length]

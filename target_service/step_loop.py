@@ -26,6 +26,7 @@ from target_service.sequence import (
 )
 from target_service.sequence import Sequence as TokenSequence
 from target_service.statistics import Statistics
+from target_service.threshold_bypass import ThresholdBypass
 
 IDLE_POLL_SECONDS = 0.05
 
@@ -70,6 +71,7 @@ class StepLoop:
         self._activity = activity
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._policy = Policy()
+        self._bypass = ThresholdBypass()
         self._step_id = 0
         self._is_stopping = False
         # The longest draft that was asked for the step to come.
@@ -171,6 +173,7 @@ class StepLoop:
                 verdicts = running.verdicts()
                 forward_seconds = time.perf_counter() - forward_started
                 outcomes = self._commit(batch, verdicts)
+            self._bypass.observe(self._policy, len(batch.decode_rows))
             self._asked_length = self._ask()
             self._ended_at = time.perf_counter()
             seconds = self._ended_at - started
@@ -241,7 +244,7 @@ class StepLoop:
 
     def _collect(self) -> Collected:
         decoding = self._scheduler.decoding()
-        if not decoding or self._policy.is_bypassed(len(decoding)):
+        if not decoding or self._bypass.is_on(self._policy, len(decoding)):
             return NOTHING_COLLECTED
         return self._drafts.collect(decoding, has_news=lambda: not self._commands.empty())
 
@@ -392,7 +395,7 @@ class StepLoop:
             self._drafts.flush(is_bypassed=self._next_step.bypass_reason == reasons.THRESHOLD)
             return 0
         decoding = self._scheduler.decoding()
-        if self._policy.is_bypassed(len(decoding)):
+        if self._bypass.is_on(self._policy, len(decoding)):
             self._drafts.flush(is_bypassed=True)
             return 0
         lengths = self._draft_lengths(decoding)
@@ -434,7 +437,7 @@ class StepLoop:
     def _bypass_reason(self, decoding: Sequence[TokenSequence]) -> str:
         """Why a step of these asks nothing of the draft service; NOT_ASKED where it might."""
         unavailable = self._drafts.unavailable(patience_seconds=self._patience_seconds())
-        if self._policy.is_bypassed(len(decoding)):
+        if self._bypass.is_on(self._policy, len(decoding)):
             return reasons.THRESHOLD
         if unavailable != reasons.NO_DRAFT_SERVICE and not self._draft_lengths(decoding):
             return reasons.DRAFT_LENGTH_ZERO

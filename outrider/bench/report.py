@@ -2,10 +2,12 @@
 
 import json
 import statistics
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from rich.console import Console
 from rich.table import Table
 
 from outrider.bench.envelope import Comparison
@@ -15,6 +17,20 @@ from outrider.bench.measure import Measured
 
 # Beyond this share of its time on a processor, the client may be what was measured.
 BUSY_CLIENT = 0.9
+WIDE = 200
+
+
+def print_report(
+    measured: Sequence[Measured], conclusions: Sequence[str], warnings: Sequence[str]
+) -> None:
+    """The table and a line for each conclusion; warnings to standard error."""
+    # Where nobody looks, a line is as long as it has to be.
+    console = Console() if sys.stdout.isatty() else Console(width=WIDE)
+    console.print(table_of(measured))
+    for line in conclusions:
+        console.print(line, highlight=False)
+    for line in warnings:
+        Console(stderr=True).print(f"outrider bench: {line}", style="yellow", highlight=False)
 
 
 def grouped(measured: Sequence[Measured]) -> dict[tuple[str, Load], list[Figures]]:

@@ -6,27 +6,25 @@ import platform
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from outrider import __version__
 from outrider.bench.envelope import compare
 from outrider.bench.load import Load
 from outrider.bench.measure import Measured, Plan, measure
 from outrider.bench.plot import plot, require_plots
-from outrider.bench.report import table_of, warnings_of, write_json
+from outrider.bench.progress import progress_bar
+from outrider.bench.report import print_report, warnings_of, write_json
 from outrider.cli.cluster import Cluster
 from outrider.cli.up import Work, run_up
 from outrider.serving.errors import ConfigurationError
 
 MODE = re.compile(r"off|auto|[1-9]\d?")
-WIDE = 200
 # Of each service's log, where its server did not start.
 LOG_LINES = 5
 
@@ -130,13 +128,7 @@ def run_bench(
             if code:
                 return code
     comparisons = compare(measured)
-    # Where nobody looks, a line is as long as it has to be.
-    console = Console() if sys.stdout.isatty() else Console(width=WIDE)
-    console.print(table_of(measured))
-    for comparison in comparisons:
-        console.print(comparison.words(), highlight=False)
-    for line in warnings_of(measured):
-        errors.print(f"outrider bench: {line}", style="yellow", highlight=False)
+    print_report(measured, [one.words() for one in comparisons], warnings_of(measured))
     if output.json is not None:
         write_json(output.json, _settings(servers, plan, repeat), measured, comparisons)
     if output.plot is not None:
@@ -153,32 +145,13 @@ def _work(
     measured: list[Measured],
 ) -> Work:
     async def work(url: str) -> int:
-        with _progress(console, plan, words) as advance:
+        with progress_bar(console, plan, words) as advance:
             measured.extend(
                 await measure(url, plan, name=name, repetition=repetition, advance=advance)
             )
         return 0
 
     return work
-
-
-@contextmanager
-def _progress(console: Console, plan: Plan, words: str) -> Iterator[Callable[[str], None]]:
-    """A bar over all requests of one server; a line at its end where nobody looks."""
-    total = sum(plan.count(load) + plan.warm_up_count(load) for load in plan.loads)
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-        transient=True,
-    )
-    with bar:
-        task = bar.add_task(words, total=total)
-        yield lambda load: bar.update(task, description=f"{words}, {load}", advance=1)
-    console.print(f"{words}: done", highlight=False)
 
 
 def _with_own_server(servers: Servers, mode: str, work: Work) -> int:

@@ -1,6 +1,7 @@
 """The controller against simulated targets: never much below the best that a fixed choice gets."""
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -15,8 +16,8 @@ FORWARD = {1: 5.0, 8: 5.2, 16: 5.6, 32: 6.1, 64: 7.5, 128: 11.5, 256: 19.0, 512:
 DRAFT_MILLISECONDS = (0.6, 0.25)  # once, and for each token
 
 
-def forward_milliseconds(rows: int) -> float:
-    points = sorted(FORWARD.items())
+def forward_milliseconds(rows: int, forward: Mapping[int, float] = FORWARD) -> float:
+    points = sorted(forward.items())
     for (low, low_cost), (high, high_cost) in pairwise(points):
         if rows <= high:
             return low_cost + (high_cost - low_cost) * max(rows - low, 0) / (high - low)
@@ -33,6 +34,7 @@ class Target:
     noise: float = 0.04
     errors: dict[int, float] = field(default_factory=dict)
     now: float = 0.0
+    forward: Mapping[int, float] = field(default_factory=lambda: FORWARD)
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -42,7 +44,7 @@ class Target:
         }
 
     def mean_seconds(self, rows: int, length: int) -> float:
-        forward = forward_milliseconds(rows * (length + 1)) * self.errors[length]
+        forward = forward_milliseconds(rows * (length + 1), self.forward) * self.errors[length]
         once, each = DRAFT_MILLISECONDS
         draft = once + each * length if length else 0.0
         return (forward + draft) * 1e-3
@@ -73,7 +75,7 @@ class Target:
 def controller_of(target: Target, **settings: object) -> Controller:
     merged: dict[str, object] = {"max_decode_rows": None, "max_running_sequences": 256, **settings}
     return Controller(
-        step_costs=[StepCost(rows=rows, seconds=ms * 1e-3) for rows, ms in FORWARD.items()],
+        step_costs=[StepCost(rows=rows, seconds=ms * 1e-3) for rows, ms in target.forward.items()],
         max_draft_length=LONGEST,
         clock=lambda: target.now,
         **merged,  # type: ignore[arg-type]

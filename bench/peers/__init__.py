@@ -1,0 +1,1 @@
+"""Other servers beside Outrider, on one machine, asked the same."""
