@@ -18,6 +18,8 @@ from outrider.serving.sampling_parameters import MAX_TOP_K, SamplingParameters
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKEN_IDS = 256
+MAX_CHOICES = 128  # of a prompt
+MAX_ANSWERS = 1024  # of a request with several prompts
 MAX_INTEGER = 2**31 - 1
 MAX_SEED = 2**64 - 1
 
@@ -28,9 +30,7 @@ _INERT = (
 )  # fmt: skip
 # Fields that are not implemented, with the values that ask for nothing.
 _Neutral = tuple[tuple[str, tuple[object, ...], str], ...]
-_NEUTRAL: _Neutral = (("n", (1,), "1"),)
 _NEUTRAL_IN_CHAT: _Neutral = (
-    *_NEUTRAL,
     ("logprobs", (False,), "false"),
     ("top_logprobs", (0,), "0"),
     ("functions", ([],), "empty"),
@@ -43,9 +43,7 @@ _NEUTRAL_IN_CHAT: _Neutral = (
     ("web_search_options", (), "absent"),
 )
 _NEUTRAL_IN_TEXT: _Neutral = (
-    *_NEUTRAL,
     ("logprobs", (), "absent"),
-    ("best_of", (1,), "1"),
     ("echo", (False,), "false"),
     ("suffix", ("",), "empty"),
 )
@@ -53,8 +51,9 @@ _NEUTRAL_IN_TEXT: _Neutral = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """How the answer is sent."""
+    """How the answers are sent, and how many to each prompt."""
 
+    num_choices: int
     is_streamed: bool
     includes_usage: bool
     includes_token_ids: bool
@@ -73,10 +72,10 @@ class ChatForm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextForm:
-    """A text completion as asked for; the prompt is a text or token ids."""
+    """A text completion as asked for; each prompt is a text or token ids."""
 
     model: str
-    prompt: str | list[int]
+    prompts: list[str | list[int]]
     options: Options
     delivery: Delivery
 
@@ -96,18 +95,27 @@ def chat_form(body: object) -> ChatForm:
         messages=messages,
         tools=tool_request(fields),
         options=_options(fields, max_completion_tokens or max_tokens),
-        delivery=_delivery(fields, _NEUTRAL_IN_CHAT),
+        delivery=_delivery(fields, _num_choices(fields), _NEUTRAL_IN_CHAT),
     )
 
 
 def text_form(body: object) -> TextForm:
     """Raises InvalidArgument naming field, value and bound."""
     fields = Fields(body)
+    model = _model(fields)
+    prompts = _prompts(fields.take("prompt"))
+    num_choices = _num_choices(fields)
+    if len(prompts) * num_choices > MAX_ANSWERS:
+        raise InvalidArgument("n", num_choices,
+                              f"at most {MAX_ANSWERS // len(prompts)} for each of {len(prompts)} "
+                              "prompts")  # fmt: skip
+    # The best of as many as are asked for are all of them.
+    fields.must_be_neutral("best_of", (num_choices,), f"n, {num_choices}")
     return TextForm(
-        model=_model(fields),
-        prompt=_prompt(fields.take("prompt")),
+        model=model,
+        prompts=prompts,
         options=_options(fields, _max_tokens(fields, "max_tokens")),
-        delivery=_delivery(fields, _NEUTRAL_IN_TEXT),
+        delivery=_delivery(fields, num_choices, _NEUTRAL_IN_TEXT),
     )
 
 
@@ -194,7 +202,11 @@ def check_stop(name: str, text: str) -> None:
         raise InvalidArgument(name, text, f"1 to {MAX_STOP_CHARACTERS} characters long")
 
 
-def _delivery(fields: Fields, neutral: _Neutral) -> Delivery:
+def _num_choices(fields: Fields) -> int:
+    return fields.integer("n", at_least=1, at_most=MAX_CHOICES) or 1
+
+
+def _delivery(fields: Fields, num_choices: int, neutral: _Neutral) -> Delivery:
     """Reads what is left and refuses what is not known; so it comes last."""
     is_streamed = fields.boolean("stream")
     stream_options = fields.take("stream_options")
@@ -213,27 +225,38 @@ def _delivery(fields: Fields, neutral: _Neutral) -> Delivery:
         fields.must_be_neutral(field, values, words)
     fields.refuse_unknown()
     return Delivery(
+        num_choices=num_choices,
         is_streamed=is_streamed,
         includes_usage=includes_usage,
         includes_token_ids=includes_token_ids,
     )
 
 
-def _prompt(prompt: object) -> str | list[int]:
+def _prompts(prompt: object) -> list[str | list[int]]:
+    """One text, several, one list of token ids, or several."""
     if isinstance(prompt, str):
-        return as_text("prompt", prompt)
+        return [as_text("prompt", prompt)]
     if not isinstance(prompt, list) or not prompt:
-        raise InvalidArgument("prompt", prompt, "a text, a list of one text, or token ids")
-    if isinstance(prompt[0], (str, list)):
-        if len(prompt) != 1:
-            raise InvalidArgument("prompt", f"a list of {len(prompt)}", "one prompt per request")
-        return _prompt(prompt[0]) if isinstance(prompt[0], str) else _token_ids(prompt[0])
-    return _token_ids(prompt)
+        raise InvalidArgument("prompt", prompt, "a text, token ids, or a list of either")
+    if not isinstance(prompt[0], (str, list)):
+        return [_token_ids("prompt", prompt)]
+    if len(prompt) > MAX_ANSWERS:
+        raise InvalidArgument("prompt", f"a list of {len(prompt)}", f"at most {MAX_ANSWERS}")
+    prompts: list[str | list[int]] = []
+    for index, one in enumerate(prompt):
+        name = f"prompt[{index}]"
+        if isinstance(prompt[0], str):
+            prompts.append(as_text(name, one))
+        elif isinstance(one, list):
+            prompts.append(_token_ids(name, one))
+        else:
+            raise InvalidArgument(name, one, "token ids, as those before it")
+    return prompts
 
 
-def _token_ids(token_ids: list[object]) -> list[int]:
+def _token_ids(name: str, token_ids: list[object]) -> list[int]:
     return [
-        as_integer(f"prompt[{index}]", token_id, at_least=0, at_most=MAX_INTEGER)
+        as_integer(f"{name}[{index}]", token_id, at_least=0, at_most=MAX_INTEGER)
         for index, token_id in enumerate(token_ids)
     ]
 

@@ -4,6 +4,8 @@ A piece costs one small dictionary; what stays the same in a stream is made once
 """
 
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gateway.request import GenerationRequest
@@ -89,13 +91,31 @@ class TextShape:
         return reason
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeChoice:
+    """One answer that is complete."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: int
+
+
 class Answer:
-    """One answer's frame: id, model, time, fingerprint and the seed that was used."""
+    """The frame of one or several answers: id, model, time, fingerprint, and the seed that was
+    used, from which those of further choices follow.
+    """
 
     def __init__(
-        self, shape: Shape, request: GenerationRequest, *, model: str, system_fingerprint: str
+        self,
+        shapes: Sequence[Shape],
+        request: GenerationRequest,
+        *,
+        model: str,
+        system_fingerprint: str,
     ) -> None:
-        self._shape = shape
+        """`shapes`: one for each answer, since some keep what they have read."""
+        self._shapes = shapes
+        self._kind = shapes[0]
         self._frame = {
             "id": request.request_id,
             "created": int(time.time()),
@@ -105,53 +125,57 @@ class Answer:
         }
 
     def whole(
-        self, text: str, token_ids: list[int] | None, finish_reason: int, usage: Usage
+        self, choices: Sequence[WholeChoice], usage: Usage, *, includes_token_ids: bool
     ) -> dict[str, Any]:
-        """The body of an answer that is not streamed."""
-        part = self._shape.whole(text)
-        choice = {
-            "index": 0,
-            **part,
-            "logprobs": None,
-            "finish_reason": self._shape.finish_reason(_FINISH_REASONS[finish_reason]),
-        }
-        if token_ids is not None:
-            choice["token_ids"] = token_ids
+        """The body of answers that are not streamed."""
+        objects = []
+        for index, (shape, choice) in enumerate(zip(self._shapes, choices, strict=True)):
+            part = shape.whole(choice.text)
+            found = {
+                "index": index,
+                **part,
+                "logprobs": None,
+                "finish_reason": shape.finish_reason(_FINISH_REASONS[choice.finish_reason]),
+            }
+            if includes_token_ids:
+                found["token_ids"] = choice.token_ids
+            objects.append(found)
         return {
             **self._frame,
-            "object": self._shape.whole_object,
-            "choices": [choice],
+            "object": self._kind.whole_object,
+            "choices": objects,
             "usage": usage_object(usage),
         }
 
-    def first_piece(self) -> dict[str, Any] | None:
+    def first_pieces(self) -> list[dict[str, Any]]:
         """What a stream begins with, if anything."""
-        part = self._shape.first_piece()
-        return None if part is None else self._chunk(part, None)
+        parts = [(index, shape.first_piece()) for index, shape in enumerate(self._shapes)]
+        return [self._chunk(index, part, None) for index, part in parts if part is not None]
 
-    def piece(self, piece: Piece, *, includes_token_ids: bool) -> dict[str, Any] | None:
+    def piece(self, index: int, piece: Piece, *, includes_token_ids: bool) -> dict[str, Any] | None:
         """One event's body; None where a piece has nothing to say yet."""
         if not (piece.text or piece.finish_reason or includes_token_ids):
             return None
+        shape = self._shapes[index]
         token_ids = piece.token_ids if includes_token_ids else None
-        part = self._shape.piece(piece.text, token_ids, is_last=bool(piece.finish_reason))
-        reason = self._shape.finish_reason(_FINISH_REASONS[piece.finish_reason])
+        part = shape.piece(piece.text, token_ids, is_last=bool(piece.finish_reason))
+        reason = shape.finish_reason(_FINISH_REASONS[piece.finish_reason])
         if reason is None and part == _UNDECIDED:
             return None
-        return self._chunk(part, reason)
+        return self._chunk(index, part, reason)
 
     def usage(self, usage: Usage) -> dict[str, Any]:
         """The event behind the last piece that `stream_options.include_usage` asks for."""
         return {
             **self._frame,
-            "object": self._shape.piece_object,
+            "object": self._kind.piece_object,
             "choices": [],
             "usage": usage_object(usage),
         }
 
-    def _chunk(self, part: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
-        choice = {"index": 0, **part, "logprobs": None, "finish_reason": finish_reason}
-        return {**self._frame, "object": self._shape.piece_object, "choices": [choice]}
+    def _chunk(self, index: int, part: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
+        choice = {"index": index, **part, "logprobs": None, "finish_reason": finish_reason}
+        return {**self._frame, "object": self._kind.piece_object, "choices": [choice]}
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:

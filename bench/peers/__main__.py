@@ -154,7 +154,6 @@ def compare_servers(arguments: argparse.Namespace) -> int:
         ignores_eos=True,
         seed=arguments.seed,
         model="",
-        api_key="",
     )
     plans = [
         replace(one, requests=max(arguments.requests, 2 * one.loads[0].concurrency))

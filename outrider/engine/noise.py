@@ -31,7 +31,6 @@ NOISE_VERSION = 1
 _MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _POSITION = 0xD1342543DE82EF95
-_CHOICE = 0xDB4F0B9175AE2165
 _FIRST = 0xBF58476D1CE4E5B9
 _SECOND = 0x94D049BB133111EB
 
@@ -61,14 +60,6 @@ def stream_key(seed: int, position: int) -> int:
     share a key only as two random 64-bit numbers would. Negative seeds count modulo 2**64.
     """
     return _mix(_mix(seed + _GOLDEN) ^ _mix((position + 1) * _POSITION))
-
-
-def choice_seed(seed: int, choice: int) -> int:
-    """The seed of answer number `choice` of one request: the seed itself for choice 0."""
-    assert choice >= 0, choice
-    if choice == 0:
-        return seed
-    return _mix(_mix(seed ^ _CHOICE) + choice * _CHOICE)
 
 
 def _token_hashes(token_ids: NDArray[np.integer[Any]]) -> NDArray[np.uint64]:

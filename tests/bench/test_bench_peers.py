@@ -32,7 +32,6 @@ PLAN = Plan(
     ignores_eos=True,
     seed=0,
     model="",
-    api_key="",
 )
 
 

@@ -5,13 +5,13 @@ from hypothesis import strategies as st
 
 from outrider.engine.noise import (
     NOISE_VERSION,
-    choice_seed,
     gumbel,
     hash_tokens,
     hash_vocabulary,
     stream_key,
     uniform,
 )
+from outrider.serving.choice_seed import choice_seed
 
 # (seed, position, token id): stream key, hash, u, g. Made once; a change is a new noise version.
 GOLDEN = {
@@ -80,17 +80,6 @@ def test_the_noise_has_its_golden_values(point: tuple[int, int, int]) -> None:
     assert [value.hex() for value in gumbel(seed, position, token_ids).tolist()] == [g]
 
 
-def test_choice_seeds_have_their_golden_values_and_choice_0_is_the_seed() -> None:
-    assert choice_seed(0, 0) == 0
-    assert choice_seed(2**64 - 1, 0) == 2**64 - 1
-    assert choice_seed(0, 1) == 0x630367C9337F4B0B
-    assert choice_seed(0, 2) == 0x9ACD357A7928DA85
-    assert choice_seed(42, 1) == 0xFBDB64D62829DD30
-    assert choice_seed(2**64 - 1, 3) == 0xBD3A8EF140774664
-    seeds = {choice_seed(seed, choice) for seed in range(200) for choice in range(50)}
-    assert len(seeds) == 200 * 50
-
-
 @settings(deadline=None)
 @given(SEEDS, POSITIONS, st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=20))
 def test_the_hash_is_what_the_docstring_defines(
@@ -118,7 +107,6 @@ def test_the_noise_does_not_depend_on_grouping_order_or_integer_type(
 
 def test_a_negative_seed_is_the_same_seed_modulo_two_to_the_64() -> None:
     assert stream_key(-1, 3) == stream_key(2**64 - 1, 3)
-    assert choice_seed(-1, 2) == choice_seed(2**64 - 1, 2)
 
 
 def test_the_extreme_hashes_give_finite_noise_and_exact_uniforms() -> None:

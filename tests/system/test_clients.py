@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 
 from bench.cluster import Cluster
+from outrider.serving.choice_seed import choice_seed
 
 QUESTION = "What is the capital of France? Answer in one sentence."
 
@@ -89,6 +90,27 @@ class ReflectingClient:
 
 
 @pytest.fixture(scope="module")
+def test_several_answers_are_those_of_their_seeds_and_share_the_prompt(
+    client: openai.OpenAI,
+) -> None:
+    model = client.models.list().data[0].id
+    # Longer than a block, so that there is something to share.
+    question = "Here is a list of things to count: " + "apples, pears, " * 12 + "and so on. " * 3
+    request = {
+        "model": model,
+        "messages": [{"role": "user", "content": question}],
+        "temperature": 1,
+        "max_tokens": 8,
+        "seed": 11,
+    }
+    answer = client.chat.completions.create(**request, n=3)
+    alone = client.chat.completions.create(**{**request, "seed": choice_seed(11, 2)})
+    assert answer.choices[2].message.content == alone.choices[0].message.content
+    assert answer.choices[0].message.content != answer.choices[1].message.content
+    assert answer.usage.prompt_tokens == alone.usage.prompt_tokens
+    assert alone.usage.prompt_tokens_details.cached_tokens >= 32
+
+
 def reflecting(ngram_cluster: Cluster) -> Iterator[ReflectingClient]:
     page = ngram_cluster.get("/status").json()
     port = page["details"]["gateway"]["configuration"]["port"]
