@@ -62,6 +62,27 @@ def test_the_openai_package_chats_streams_and_completes(
         client.chat.completions.create(**{**request, "temperature": -1})
 
 
+def test_several_answers_are_those_of_their_seeds_and_share_the_prompt(
+    client: openai.OpenAI,
+) -> None:
+    model = client.models.list().data[0].id
+    # Longer than a block, so that there is something to share.
+    question = "Here is a list of things to count: " + "apples, pears, " * 12 + "and so on. " * 3
+    request = {
+        "model": model,
+        "messages": [{"role": "user", "content": question}],
+        "temperature": 1,
+        "max_tokens": 8,
+        "seed": 11,
+    }
+    answer = client.chat.completions.create(**request, n=3)
+    alone = client.chat.completions.create(**{**request, "seed": choice_seed(11, 2)})
+    assert answer.choices[2].message.content == alone.choices[0].message.content
+    assert answer.choices[0].message.content != answer.choices[1].message.content
+    assert answer.usage.prompt_tokens == alone.usage.prompt_tokens
+    assert alone.usage.prompt_tokens_details.cached_tokens >= 32
+
+
 class ReflectingClient:
     """What grpcurl does: asks the server for its descriptors and calls by name with JSON."""
 
@@ -90,27 +111,6 @@ class ReflectingClient:
 
 
 @pytest.fixture(scope="module")
-def test_several_answers_are_those_of_their_seeds_and_share_the_prompt(
-    client: openai.OpenAI,
-) -> None:
-    model = client.models.list().data[0].id
-    # Longer than a block, so that there is something to share.
-    question = "Here is a list of things to count: " + "apples, pears, " * 12 + "and so on. " * 3
-    request = {
-        "model": model,
-        "messages": [{"role": "user", "content": question}],
-        "temperature": 1,
-        "max_tokens": 8,
-        "seed": 11,
-    }
-    answer = client.chat.completions.create(**request, n=3)
-    alone = client.chat.completions.create(**{**request, "seed": choice_seed(11, 2)})
-    assert answer.choices[2].message.content == alone.choices[0].message.content
-    assert answer.choices[0].message.content != answer.choices[1].message.content
-    assert answer.usage.prompt_tokens == alone.usage.prompt_tokens
-    assert alone.usage.prompt_tokens_details.cached_tokens >= 32
-
-
 def reflecting(ngram_cluster: Cluster) -> Iterator[ReflectingClient]:
     page = ngram_cluster.get("/status").json()
     port = page["details"]["gateway"]["configuration"]["port"]
