@@ -58,6 +58,7 @@ def options_from(message: generation_pb2.GenerateRequest, deadline_seconds: floa
         stop=tuple(message.stop),
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
+        min_tokens=message.min_tokens,
         draft_length=message.speculation.draft_length if has_draft_length else None,
         structured_output=_requested_output(message),
         deadline_seconds=deadline_seconds,

@@ -156,6 +156,7 @@ def _options(fields: Fields, max_tokens: int | None) -> Options:
             )
         ),
         ignore_eos=fields.boolean("ignore_eos"),
+        min_tokens=fields.integer("min_tokens", at_least=0, at_most=MAX_INTEGER) or 0,
         draft_length=_draft_length(fields.take("speculation")),
         structured_output=requested_output(fields),
     )

@@ -30,6 +30,7 @@ class Options:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0
     draft_length: int | None = None
     structured_output: RequestedOutput | None = None
     # How long a step may wait for a draft while nothing else decodes: for canaries only.
@@ -50,6 +51,7 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0
     draft_length: int | None = None
     patience_seconds: float = 0.0
     deadline_seconds: float = 0.0
@@ -76,6 +78,7 @@ class GenerationRequest:
             sampling=self.sampling.to_message(),
             stop_token_ids=self.stop_token_ids,
             ignore_eos=self.ignore_eos,
+            min_tokens=self.min_tokens,
             deadline_seconds=deadline_seconds,
             priority=self.priority,
             structured_output=(

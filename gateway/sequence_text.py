@@ -39,6 +39,7 @@ class SequenceText:
         self._detokenizer = Detokenizer(
             vocabulary, skip_special=not request.shows_special, continues_text=True
         )
+        self._min_tokens = request.min_tokens
         self._stop_strings = StopStrings(request.stop) if request.stop else None
 
     def push(self, step: SequenceStep) -> Piece:
@@ -52,7 +53,7 @@ class SequenceText:
         if used is not None:
             token_ids = token_ids[:used]
         elif step.finish_reason:
-            rest, is_stopped_by_text = self._rest()
+            rest, is_stopped_by_text = self._rest(len(token_ids))
             text += rest
         self._count(step, len(token_ids))
         return Piece(
@@ -69,18 +70,24 @@ class SequenceText:
             return self._detokenizer.push(token_ids), None
         parts = []
         for used, token_id in enumerate(token_ids, start=1):
-            part, is_stopped = self._stop_strings.push(self._detokenizer.push((token_id,)))
+            part, is_stopped = self._stop_strings.push(
+                self._detokenizer.push((token_id,)), may_stop=self._may_stop(used)
+            )
             parts.append(part)
             if is_stopped:
                 return "".join(parts), used
         return "".join(parts), None
 
-    def _rest(self) -> tuple[str, bool]:
+    def _may_stop(self, new_tokens: int) -> bool:
+        """Whether so many more make the output as long as it has to be."""
+        return self.usage.completion_tokens + new_tokens >= self._min_tokens
+
+    def _rest(self, new_tokens: int) -> tuple[str, bool]:
         """What was held back at the end; whether the last half character completed a stop."""
         rest = self._detokenizer.finish()
         if self._stop_strings is None:
             return rest, False
-        rest, is_stopped = self._stop_strings.push(rest)
+        rest, is_stopped = self._stop_strings.push(rest, may_stop=self._may_stop(new_tokens))
         return rest + self._stop_strings.finish(), is_stopped
 
     def _count(self, step: SequenceStep, used: int) -> None:

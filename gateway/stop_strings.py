@@ -15,8 +15,10 @@ class StopStrings:
         self._held = ""
         self._stopped = False
 
-    def push(self, text: str) -> tuple[str, bool]:
+    def push(self, text: str, *, may_stop: bool = True) -> tuple[str, bool]:
         """Add text; returns what is now certain to stay, and whether a stop string was met.
+
+        One that becomes complete where it may not stop anything is text like any other.
 
         Held back is exactly the longest end of the text that a stop string starts with.
         Once stopped, everything further is dropped.
@@ -27,13 +29,13 @@ class StopStrings:
         for end, character in enumerate(text, start=len(self._held) + 1):
             completed = 0
             for matcher in self._matchers:
-                if matcher.advance(character):
+                if matcher.advance(character) and may_stop:
                     completed = max(completed, len(matcher.stop))
             if completed:
                 self._held = ""
                 self._stopped = True
                 return known[: end - completed], True
-        undecided = max((matcher.matched_length for matcher in self._matchers), default=0)
+        undecided = max((matcher.undecided_length for matcher in self._matchers), default=0)
         certain_length = len(known) - undecided
         self._held = known[certain_length:]
         return known[:certain_length], False
@@ -54,9 +56,16 @@ class _Matcher:
         self.matched_length = 0
         self._borders = _borders(stop)
 
+    @property
+    def undecided_length(self) -> int:
+        """Characters at the text's end that may still turn out to be the stop string's first."""
+        return self._borders[-1] if self.matched_length == len(self.stop) else self.matched_length
+
     def advance(self, character: str) -> bool:
         """Take the text's next character; has the stop string become complete?"""
         length = self.matched_length
+        if length == len(self.stop):  # where it stopped nothing
+            length = self._borders[-1]
         while length and self.stop[length] != character:
             length = self._borders[length - 1]
         if self.stop[length] == character:

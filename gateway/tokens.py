@@ -111,6 +111,8 @@ def generation_request(
         raise InvalidArgument(
             "ignore_eos", True, f"false with {requested.field}: the text ends where it is complete"
         )
+    if options.min_tokens:
+        _check_min_tokens(options, max_tokens, model.vocab_size)
     asked = options.sampling
     check_token_ids("logit_bias", [token_id for token_id, _ in asked.logit_bias], model.vocab_size)
     seed = draw_seed() if asked.seed is None else asked.seed
@@ -123,12 +125,29 @@ def generation_request(
         stop=options.stop,
         stop_token_ids=options.stop_token_ids,
         ignore_eos=options.ignore_eos,
+        min_tokens=options.min_tokens,
         draft_length=options.draft_length,
         patience_seconds=options.patience_seconds,
         deadline_seconds=options.deadline_seconds,
         priority=priority,
         structured_output=None if requested is None else requested.output,
     )
+
+
+def _check_min_tokens(options: Options, max_tokens: int, vocab_size: int) -> None:
+    if options.min_tokens > max_tokens:
+        raise InvalidArgument(
+            "min_tokens", options.min_tokens, f"at most the tokens to generate, {max_tokens}"
+        )
+    requested = options.structured_output
+    if requested is not None:
+        raise InvalidArgument(
+            "min_tokens",
+            options.min_tokens,
+            f"0 with {requested.field}: the text ends where it is complete",
+        )
+    if len(set(options.stop_token_ids)) >= vocab_size:
+        raise InvalidArgument("min_tokens", options.min_tokens, "0 where every token is a stop")
 
 
 def _check_length(field: str, text: str, text_model: TextModel, context: int) -> None:

@@ -40,6 +40,8 @@ def request_from(
     """Checks one admission; `grammar` is its structured output. Raises InvalidArgument."""
     if grammar is not None and message.ignore_eos:
         raise InvalidArgument("ignore_eos", True, "false with structured_output, which ends there")
+    if grammar is not None and message.min_tokens:
+        raise InvalidArgument("min_tokens", message.min_tokens, "0 with structured_output")
     prompt = _token_ids("prompt_token_ids", message.prompt_token_ids, bounds)
     resumed = _token_ids("resumed_output_token_ids", message.resumed_output_token_ids, bounds)
     if not prompt:
@@ -65,7 +67,7 @@ def request_from(
             min_p=parameters.min_p,
             seed=parameters.seed,
         ),
-        rules=_rules(parameters, bounds),
+        rules=_rules(message, parameters, bounds),
         grammar=grammar,
         stop_token_ids=_stop_token_ids(message, bounds),
         deadline=_deadline(message.deadline_seconds),
@@ -92,17 +94,36 @@ def _token_ids(field: str, column: bytes, bounds: AdmissionBounds) -> tuple[int,
     return tuple(token_ids)
 
 
-def _rules(parameters: SamplingParameters, bounds: AdmissionBounds) -> LogitRules | None:
+def _rules(
+    message: target_pb2.Admit, parameters: SamplingParameters, bounds: AdmissionBounds
+) -> LogitRules | None:
     for token_id, _ in parameters.logit_bias:
         if token_id >= bounds.vocab_size:
             raise InvalidArgument("logit_bias", token_id, f"below {bounds.vocab_size}")
+    ending = _ending_token_ids(message, bounds)
     rules = LogitRules(
         presence_penalty=parameters.presence_penalty,
         frequency_penalty=parameters.frequency_penalty,
         repetition_penalty=parameters.repetition_penalty,
         logit_bias=parameters.logit_bias,
+        min_tokens=message.min_tokens if ending else 0,
+        ending_token_ids=ending,
     )
     return None if rules.are_neutral else rules
+
+
+def _ending_token_ids(message: target_pb2.Admit, bounds: AdmissionBounds) -> tuple[int, ...]:
+    """What cannot be drawn before min_tokens; empty without them."""
+    if not message.min_tokens:
+        return ()
+    if message.min_tokens > message.max_tokens:
+        raise InvalidArgument(
+            "min_tokens", message.min_tokens, f"at most max_tokens, {message.max_tokens}"
+        )
+    ending = _stop_token_ids(message, bounds)
+    if len(ending) >= bounds.vocab_size:
+        raise InvalidArgument("min_tokens", message.min_tokens, "0 where every token is a stop")
+    return tuple(sorted(ending))
 
 
 def _stop_token_ids(message: target_pb2.Admit, bounds: AdmissionBounds) -> frozenset[int]:

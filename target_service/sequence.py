@@ -114,6 +114,11 @@ class Sequence:
         return len(self.token_ids)
 
     @property
+    def output_length(self) -> int:
+        """Those of them that are output, the resumed ones included."""
+        return len(self.token_ids) - len(self.request.prompt_token_ids)
+
+    @property
     def is_decoding(self) -> bool:
         """Only its last token is not in the cache: its next row yields a token."""
         return self.cached_length == len(self.token_ids) - 1
@@ -121,7 +126,10 @@ class Sequence:
     @property
     def has_rules(self) -> bool:
         """Its tokens depend on those before them otherwise than through the model."""
-        return self.request.rules is not None or self.constraint is not None
+        rules = self.request.rules
+        if rules is not None and rules.change(self.output_length):
+            return True
+        return self.constraint is not None
 
     @property
     def ruled(self) -> RuledText | None:

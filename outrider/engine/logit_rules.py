@@ -1,9 +1,10 @@
-"""Penalties, biases and grammars: what a request changes in its logits before temperature and
-truncation.
+"""Penalties, biases, least lengths and grammars: what a request changes in its logits before
+temperature and truncation.
 
 In this order: the repetition penalty (arXiv 1909.05858, equation in section 4.1, with Hugging
 Face's sign rule) over all tokens before, the presence and frequency penalties over the output
-alone, the biases, as OpenAI defines them, and last -inf for what a grammar forbids. A position's
+alone, the biases, as OpenAI defines them, and last -inf for what ends an output that is still too
+short, and for what a grammar forbids. A position's
 rules see exactly the tokens accepted before it, so a draft changes none of them.
 """
 
@@ -24,11 +25,22 @@ class LogitRules:
     frequency_penalty: float = 0.0  # off it as often as it came
     repetition_penalty: float = 1.0  # divides positive logits of tokens before, multiplies others
     logit_bias: tuple[tuple[int, float], ...] = ()  # token id, what is added
+    min_tokens: int = 0  # tokens of the output before which
+    ending_token_ids: tuple[int, ...] = ()  # these cannot be drawn
 
     @property
     def are_neutral(self) -> bool:
         """They change nothing."""
         return self == NEUTRAL
+
+    def change(self, output_length: int) -> bool:
+        """Whether they may change logits behind an output of so many tokens, or a longer one."""
+        return output_length < self.min_tokens or bool(
+            self.presence_penalty
+            or self.frequency_penalty
+            or self.repetition_penalty != 1
+            or self.logit_bias
+        )
 
     def apply(
         self, logits: npt.NDArray[np.float32], prompt: Sequence[int], output: Sequence[int]
@@ -50,6 +62,8 @@ class LogitRules:
         )
         for token_id, bias in self.logit_bias:
             changed[token_id] += np.float32(bias)
+        if len(output) < self.min_tokens:
+            changed[list(self.ending_token_ids)] = -np.inf
         return changed
 
 

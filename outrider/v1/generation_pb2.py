@@ -26,15 +26,15 @@ from outrider.v1 import sampling_pb2 as outrider_dot_v1_dot_sampling__pb2
 from outrider.v1 import structured_output_pb2 as outrider_dot_v1_dot_structured__output__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1coutrider/v1/generation.proto\x12\x0boutrider.v1\x1a\x1aoutrider/v1/sampling.proto\x1a#outrider/v1/structured_output.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"m\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12)\n\ntool_calls\x18\n \x03(\x0b\x32\x15.outrider.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x0b \x01(\t\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"a\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x17\n\nparameters\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x0e\n\x06strict\x18\x04 \x01(\x08\x42\r\n\x0b_parameters\"^\n\nToolChoice\x12\x0e\n\x04\x61uto\x18\x01 \x01(\x08H\x00\x12\x0e\n\x04none\x18\x02 \x01(\x08H\x00\x12\x12\n\x08required\x18\x03 \x01(\x08H\x00\x12\x12\n\x08\x66unction\x18\x04 \x01(\tH\x00\x42\x08\n\x06\x63hoice\"\xb9\x01\n\x0c\x43hatMessages\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.outrider.v1.ChatMessage\x12 \n\x05tools\x18\n \x03(\x0b\x32\x11.outrider.v1.Tool\x12\x31\n\x0btool_choice\x18\x0b \x01(\x0b\x32\x17.outrider.v1.ToolChoiceH\x00\x88\x01\x01\x12\x18\n\x10single_tool_call\x18\x0c \x01(\x08\x42\x0e\n\x0c_tool_choice\"\xe3\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12\x31\n\x10prompt_token_ids\x18\x03 \x01(\x0b\x32\x15.outrider.v1.TokenIdsH\x00\x12)\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x19.outrider.v1.ChatMessagesH\x00\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x31\n\x08sampling\x18\x06 \x01(\x0b\x32\x1f.outrider.v1.SamplingParameters\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12:\n\x0bspeculation\x18\n \x01(\x0b\x32 .outrider.v1.SpeculationOverrideH\x02\x88\x01\x01\x12\x12\n\nrequest_id\x18\x0b \x01(\t\x12=\n\x11structured_output\x18\x14 \x01(\x0b\x32\x1d.outrider.v1.StructuredOutputH\x03\x88\x01\x01\x42\x07\n\x05inputB\r\n\x0b_max_tokensB\x0e\n\x0c_speculationB\x14\n\x12_structured_output\"\x9e\x01\n\x10GenerateResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12,\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x15.outrider.v1.FinishedH\x00\x88\x01\x01\x12.\n\ntool_calls\x18\n \x03(\x0b\x32\x1a.outrider.v1.ToolCallPieceB\x0b\n\t_finished\"K\n\rToolCallPiece\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\targuments\x18\x04 \x01(\t\"f\n\x08\x46inished\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12!\n\x05usage\x18\x02 \x01(\x0b\x32\x12.outrider.v1.Usage\x12\x0c\n\x04seed\x18\x03 \x01(\x06\"\xaf\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\"\n\x1a\x61\x63\x63\x65pted_prediction_tokens\x18\x03 \x01(\r\x12\"\n\x1arejected_prediction_tokens\x18\x04 \x01(\r\x12\x0e\n\x06\x64rafts\x18\x05 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x06 \x01(\r*\x98\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x04\x32^\n\x11GenerationService\x12I\n\x08Generate\x12\x1c.outrider.v1.GenerateRequest\x1a\x1d.outrider.v1.GenerateResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1coutrider/v1/generation.proto\x12\x0boutrider.v1\x1a\x1aoutrider/v1/sampling.proto\x1a#outrider/v1/structured_output.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"m\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12)\n\ntool_calls\x18\n \x03(\x0b\x32\x15.outrider.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x0b \x01(\t\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"a\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x17\n\nparameters\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x0e\n\x06strict\x18\x04 \x01(\x08\x42\r\n\x0b_parameters\"^\n\nToolChoice\x12\x0e\n\x04\x61uto\x18\x01 \x01(\x08H\x00\x12\x0e\n\x04none\x18\x02 \x01(\x08H\x00\x12\x12\n\x08required\x18\x03 \x01(\x08H\x00\x12\x12\n\x08\x66unction\x18\x04 \x01(\tH\x00\x42\x08\n\x06\x63hoice\"\xb9\x01\n\x0c\x43hatMessages\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.outrider.v1.ChatMessage\x12 \n\x05tools\x18\n \x03(\x0b\x32\x11.outrider.v1.Tool\x12\x31\n\x0btool_choice\x18\x0b \x01(\x0b\x32\x17.outrider.v1.ToolChoiceH\x00\x88\x01\x01\x12\x18\n\x10single_tool_call\x18\x0c \x01(\x08\x42\x0e\n\x0c_tool_choice\"\xf7\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12\x31\n\x10prompt_token_ids\x18\x03 \x01(\x0b\x32\x15.outrider.v1.TokenIdsH\x00\x12)\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x19.outrider.v1.ChatMessagesH\x00\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x31\n\x08sampling\x18\x06 \x01(\x0b\x32\x1f.outrider.v1.SamplingParameters\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x12\n\nmin_tokens\x18\x0c \x01(\r\x12:\n\x0bspeculation\x18\n \x01(\x0b\x32 .outrider.v1.SpeculationOverrideH\x02\x88\x01\x01\x12\x12\n\nrequest_id\x18\x0b \x01(\t\x12=\n\x11structured_output\x18\x14 \x01(\x0b\x32\x1d.outrider.v1.StructuredOutputH\x03\x88\x01\x01\x42\x07\n\x05inputB\r\n\x0b_max_tokensB\x0e\n\x0c_speculationB\x14\n\x12_structured_output\"\x9e\x01\n\x10GenerateResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12,\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x15.outrider.v1.FinishedH\x00\x88\x01\x01\x12.\n\ntool_calls\x18\n \x03(\x0b\x32\x1a.outrider.v1.ToolCallPieceB\x0b\n\t_finished\"K\n\rToolCallPiece\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\targuments\x18\x04 \x01(\t\"f\n\x08\x46inished\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12!\n\x05usage\x18\x02 \x01(\x0b\x32\x12.outrider.v1.Usage\x12\x0c\n\x04seed\x18\x03 \x01(\x06\"\xaf\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\"\n\x1a\x61\x63\x63\x65pted_prediction_tokens\x18\x03 \x01(\r\x12\"\n\x1arejected_prediction_tokens\x18\x04 \x01(\r\x12\x0e\n\x06\x64rafts\x18\x05 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x06 \x01(\r*\x98\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x04\x32^\n\x11GenerationService\x12I\n\x08Generate\x12\x1c.outrider.v1.GenerateRequest\x1a\x1d.outrider.v1.GenerateResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.v1.generation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=1693
-  _globals['_FINISHREASON']._serialized_end=1845
+  _globals['_FINISHREASON']._serialized_start=1713
+  _globals['_FINISHREASON']._serialized_end=1865
   _globals['_TOKENIDS']._serialized_start=110
   _globals['_TOKENIDS']._serialized_end=133
   _globals['_CHATMESSAGE']._serialized_start=135
@@ -48,15 +48,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHATMESSAGES']._serialized_start=499
   _globals['_CHATMESSAGES']._serialized_end=684
   _globals['_GENERATEREQUEST']._serialized_start=687
-  _globals['_GENERATEREQUEST']._serialized_end=1170
-  _globals['_GENERATERESPONSE']._serialized_start=1173
-  _globals['_GENERATERESPONSE']._serialized_end=1331
-  _globals['_TOOLCALLPIECE']._serialized_start=1333
-  _globals['_TOOLCALLPIECE']._serialized_end=1408
-  _globals['_FINISHED']._serialized_start=1410
-  _globals['_FINISHED']._serialized_end=1512
-  _globals['_USAGE']._serialized_start=1515
-  _globals['_USAGE']._serialized_end=1690
-  _globals['_GENERATIONSERVICE']._serialized_start=1847
-  _globals['_GENERATIONSERVICE']._serialized_end=1941
+  _globals['_GENERATEREQUEST']._serialized_end=1190
+  _globals['_GENERATERESPONSE']._serialized_start=1193
+  _globals['_GENERATERESPONSE']._serialized_end=1351
+  _globals['_TOOLCALLPIECE']._serialized_start=1353
+  _globals['_TOOLCALLPIECE']._serialized_end=1428
+  _globals['_FINISHED']._serialized_start=1430
+  _globals['_FINISHED']._serialized_end=1532
+  _globals['_USAGE']._serialized_start=1535
+  _globals['_USAGE']._serialized_end=1710
+  _globals['_GENERATIONSERVICE']._serialized_start=1867
+  _globals['_GENERATIONSERVICE']._serialized_end=1961
 # @@protoc_insertion_point(module_scope)

@@ -102,7 +102,7 @@ class AdmitBatch(_message.Message):
     def __init__(self, sequences: _Optional[_Iterable[_Union[Admit, _Mapping]]] = ...) -> None: ...
 
 class Admit(_message.Message):
-    __slots__ = ("sequence_id", "prompt_token_ids", "resumed_output_token_ids", "max_tokens", "sampling", "stop_token_ids", "ignore_eos", "deadline_seconds", "priority", "speculation", "structured_output")
+    __slots__ = ("sequence_id", "prompt_token_ids", "resumed_output_token_ids", "max_tokens", "sampling", "stop_token_ids", "ignore_eos", "min_tokens", "deadline_seconds", "priority", "speculation", "structured_output")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     RESUMED_OUTPUT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +110,7 @@ class Admit(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
@@ -121,11 +122,12 @@ class Admit(_message.Message):
     sampling: _sampling_pb2.SamplingParameters
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
     ignore_eos: bool
+    min_tokens: int
     deadline_seconds: float
     priority: int
     speculation: _sampling_pb2.SpeculationOverride
     structured_output: _structured_output_pb2.StructuredOutput
-    def __init__(self, sequence_id: _Optional[int] = ..., prompt_token_ids: _Optional[bytes] = ..., resumed_output_token_ids: _Optional[bytes] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParameters, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., deadline_seconds: _Optional[float] = ..., priority: _Optional[int] = ..., speculation: _Optional[_Union[_sampling_pb2.SpeculationOverride, _Mapping]] = ..., structured_output: _Optional[_Union[_structured_output_pb2.StructuredOutput, _Mapping]] = ...) -> None: ...
+    def __init__(self, sequence_id: _Optional[int] = ..., prompt_token_ids: _Optional[bytes] = ..., resumed_output_token_ids: _Optional[bytes] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParameters, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., min_tokens: _Optional[int] = ..., deadline_seconds: _Optional[float] = ..., priority: _Optional[int] = ..., speculation: _Optional[_Union[_sampling_pb2.SpeculationOverride, _Mapping]] = ..., structured_output: _Optional[_Union[_structured_output_pb2.StructuredOutput, _Mapping]] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("sequence_ids",)

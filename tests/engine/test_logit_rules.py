@@ -137,3 +137,20 @@ def test_a_constraint_forbids_at_each_position_behind_the_tokens_before_it(
         expected = [last - index for index in range(num_right + 1)]
         assert verdict.emitted_token_ids(drafts) == expected
     assert np.isfinite(logits).all()
+
+
+def test_what_ends_an_output_cannot_be_drawn_before_it_is_long_enough() -> None:
+    logits = np.zeros(VOCABULARY, dtype=np.float32)
+    rules = LogitRules(min_tokens=3, ending_token_ids=(1, 4), logit_bias=((4, 50.0),))
+    for length in range(6):
+        found = rules.apply(logits, [0], [2] * length)
+        forbidden = np.flatnonzero(np.isneginf(found)).tolist()
+        assert forbidden == ([1, 4] if length < 3 else [])
+        assert (found[4] == 50.0) == (length >= 3)
+
+
+def test_rules_that_are_over_change_nothing_more() -> None:
+    short = LogitRules(min_tokens=3, ending_token_ids=(1,))
+    assert [short.change(length) for length in (0, 2, 3, 9)] == [True, True, False, False]
+    assert LogitRules(min_tokens=3, ending_token_ids=(1,), presence_penalty=0.1).change(9)
+    assert not short.are_neutral

@@ -82,6 +82,9 @@ BAD_CHATS = [
     (chat(stop_token_ids=[49152]), "stop_token_ids"),
     (chat(stop_token_ids="x"), "stop_token_ids"),
     (chat(ignore_eos=1), "ignore_eos"),
+    (chat(min_tokens=-1), "min_tokens"),
+    (chat(min_tokens=9, max_tokens=8), "min_tokens"),
+    (chat(min_tokens=1.5), "min_tokens"),
     (chat(stream="yes"), "stream"),
     (chat(stream_options={"include_usage": True}), "stream_options"),
     (chat(stream=True, stream_options={"colour": 1}), "stream_options.colour"),
@@ -250,9 +253,9 @@ JSON_VALUES = st.recursive(
 )
 FIELDS = [
     "messages", "prompt", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k",
-    "min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "stream", "stream_options",
-    "speculation", "return_token_ids", "n", "logit_bias", "tools", "user", "response_format",
-    "structured_outputs",
+    "min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens", "stream",
+    "stream_options", "speculation", "return_token_ids", "n", "logit_bias", "tools", "user",
+    "response_format", "structured_outputs",
     "logprobs", "model", "junk",
 ]  # fmt: skip
 MUTATIONS = st.dictionaries(st.sampled_from(FIELDS), JSON_VALUES, max_size=4)

@@ -185,6 +185,12 @@ def test_an_end_token_ends_the_text_with_stop(ready, client):
     assert completion.usage.completion_tokens == 7
 
 
+def test_the_least_length_reaches_the_target(ready, client):
+    client.chat.completions.create(**CHAT, extra_body={"min_tokens": 7})
+    (sequence,) = ready.model.admitted[-1].sequences
+    assert sequence.min_tokens == 7
+
+
 def test_ignore_eos_goes_on(ready, client):
     script(ready, "fine")
     ready.model.eos_after = 3

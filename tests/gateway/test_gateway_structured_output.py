@@ -96,6 +96,7 @@ REFUSED = [
         "response_format.json_schema.schema",
     ),
     ({"response_format": schema_format(), "ignore_eos": True}, "ignore_eos"),
+    ({"response_format": schema_format(), "min_tokens": 2}, "min_tokens"),
     (
         {"response_format": schema_format(), "structured_outputs": {"regex": "a"}},
         "structured_outputs",

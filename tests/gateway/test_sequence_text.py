@@ -16,7 +16,7 @@ def vocabulary():
     return default_text_model().vocabulary
 
 
-def text_for(vocabulary, *stop: str) -> SequenceText:
+def text_for(vocabulary, *stop: str, min_tokens: int = 0) -> SequenceText:
     request = GenerationRequest(
         request_id="r",
         prompt_token_ids=[1, 2, 3],
@@ -24,6 +24,7 @@ def text_for(vocabulary, *stop: str) -> SequenceText:
         sampling=SamplingParameters(seed=1),
         seed=1,
         stop=stop,
+        min_tokens=min_tokens,
     )
     return SequenceText(request, vocabulary)
 
@@ -119,3 +120,23 @@ def test_counts_add_up_over_steps(vocabulary):
     assert (usage.prompt_tokens, usage.completion_tokens) == (3, 5)
     assert (usage.accepted_prediction_tokens, usage.rejected_prediction_tokens) == (2, 6)
     assert usage.drafts == 2
+
+
+@pytest.mark.parametrize("run", [1, 3, 100])
+def test_a_stop_string_within_the_least_tokens_is_text_and_a_later_one_stops(vocabulary, run):
+    token_ids = ids(vocabulary, "one stop two stop three stop")
+    (stop,) = ids(vocabulary, " stop")
+    at = [index for index, one in enumerate(token_ids) if one == stop]
+    assert len(at) == 3
+    for least, expected in ((0, "one "), (at[0] + 1, "one "), (at[0] + 2, "one stop two "),
+                            (at[1] + 2, "one stop two stop three ")):  # fmt: skip
+        assembled = text_for(vocabulary, "stop", min_tokens=least)
+        text, finish = "", 0
+        for first in range(0, len(token_ids), run):
+            piece = assembled.push(step(token_ids[first : first + run]))
+            text += piece.text
+            finish = piece.finish_reason
+            if finish:
+                break
+        assert (text, finish) == (expected, STOP)
+        assert assembled.usage.completion_tokens >= least

@@ -87,3 +87,26 @@ def test_text_without_stop_strings_passes_at_once():
 def test_an_empty_stop_string_is_refused():
     with pytest.raises(ValueError, match="empty"):
         StopStrings(["a", ""])
+
+
+def cut_behind(text: str, stops: list[str], least: int) -> tuple[str, bool]:
+    """As above, but the first `least` characters cannot complete a stop string."""
+    for end in range(least + 1, len(text) + 1):
+        completed = [len(stop) for stop in stops if text[:end].endswith(stop)]
+        if completed:
+            return text[: end - max(completed)], True
+    return text, False
+
+
+@given(
+    text=st.text(alphabet="ab", max_size=16),
+    stops=st.lists(st.text(alphabet="ab", min_size=1, max_size=5), min_size=1, max_size=3),
+    least=st.integers(0, 12),
+)
+def test_what_may_not_stop_yet_is_text_and_what_goes_on_behind_it_counts(text, stops, least):
+    stop_strings = StopStrings(stops)
+    out, stopped = "", False
+    for length, character in enumerate(text, start=1):
+        part, stopped = stop_strings.push(character, may_stop=length > least)
+        out += part
+    assert (out + stop_strings.finish(), stopped) == cut_behind(text, stops, least)

@@ -20,6 +20,7 @@ from outrider.engine.sampling import Sampling
 from outrider.v1 import generation_pb2
 from target_service.policy import BYPASS_REASONS, LINK_DOWN
 from target_service.sequence import Outcome, StepSummary
+from target_service.threshold_bypass import RESUME_STEPS
 
 PLAIN = ((1 << 16, 0),)
 BYPASSED_NEVER = dict.fromkeys(BYPASS_REASONS, 0)
@@ -198,10 +199,16 @@ def test_an_end_that_allows_drafts_has_them_asked_for_behind_the_step_that_runs_
     for _ in range(cut + 1):
         harness.loop.step()
     assert not harness.drafts.live - {0} and len(harness.late.running) == 1
-    # One sequence is left, but for the step that runs nothing can be asked any more.
-    assert harness.drafts.asks == []
-    harness.loop.step()
+    # One sequence is left, but the bypass has its dwell, and for the step that runs when that is
+    # over nothing can be asked any more.
+    for _ in range(RESUME_STEPS):
+        assert harness.drafts.asks == []
+        harness.loop.step()
+    while not harness.drafts.asks:
+        assert len(harness.late.running) <= 1
+        harness.loop.step()
     assert harness.drafts.asks == [{0: DRAFT_LENGTH}]
+    assert len(harness.sink.tokens(1)) < cut + RESUME_STEPS + 5
     harness.run()
     assert harness.sink.tokens(1) == oracle([1, 2], GREEDY, 40)
     assert harness.sink.tokens(2) == output[: cut + 1]

@@ -21,6 +21,7 @@ from target_service.statistics import Statistics
 from target_service.step_loop import StepLoop
 
 BLOCK_SIZE = 8
+STOP_TOKEN_ID = 9
 DRAFT_LENGTH = 4
 
 
@@ -245,6 +246,45 @@ def test_penalties_and_biases_are_those_of_one_token_after_another(
     assert {key: harness.sink.tokens(key) for key in expected} == expected
     assert harness.statistics.accepted_tokens > 30
     assert (sum(harness.late.rows_ahead) > 0) == runs_ahead
+
+
+def stopping_draft(sequence: TokenSequence, draft_length: int) -> Sequence[int]:
+    """Right, but for the stop token that it wants next but one."""
+    return [*ruled_draft(sequence, 1), STOP_TOKEN_ID, *random_draft(sequence, draft_length)][
+        :draft_length
+    ]
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+@pytest.mark.parametrize("draft", [no_draft, stopping_draft])
+def test_an_output_ends_by_a_stop_token_only_when_it_is_long_enough(
+    draft: Propose, runs_ahead: bool
+) -> None:
+    random.seed(3)
+    harness = Harness(draft, num_blocks=20, runs_ahead=runs_ahead)
+    if draft is no_draft:
+        harness.set_policy(rules=())
+    stops = frozenset({STOP_TOKEN_ID, 3, 5, 7})
+    expected = {}
+    for sequence_id in range(24):
+        prompt = [random.randrange(VOCAB_SIZE) for _ in range(random.randrange(1, 20))]
+        sampling = Sampling(temperature=random.choice([0.0, 0.8]), seed=sequence_id)
+        rules = LogitRules(
+            min_tokens=random.randrange(1, 12),
+            ending_token_ids=tuple(sorted(stops)),
+            # One that stays would keep every step from being launched ahead.
+            presence_penalty=0.0 if runs_ahead else random.choice([0.0, 0.5]),
+        )
+        expected[sequence_id] = oracle(prompt, sampling, 20, stops, rules)
+        assert len(expected[sequence_id]) > rules.min_tokens
+        resumed = expected[sequence_id][: random.choice([0, 0, 1])]
+        harness.admit(sequence_id, prompt, 20, sampling, stops=stops, resumed=resumed, rules=rules)
+        expected[sequence_id] = expected[sequence_id][len(resumed) :]
+    harness.run()
+    assert {key: harness.sink.tokens(key) for key in expected} == expected
+    assert min(map(len, expected.values())) < 12  # some were ended by a stop
+    # Once they are over, rules are no reason not to run ahead.
+    assert (sum(harness.late.rows_ahead) > 0) == (runs_ahead and draft is no_draft)
 
 
 def test_a_right_draft_is_accepted_whole_in_every_step() -> None:
