@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 import torch
 
-from draft_service.drafters.drafter import NO_PROPOSAL, Proposal, Wish
+from draft_service.drafters.drafter import Proposal, Wish
 from draft_service.drafters.eagle3_sequence import Eagle3Sequence
 from draft_service.drafters.head_drafter import HeadDrafter, HeadLimits
+from draft_service.drafters.whole_draft import proposal_of
 from outrider.engine.gpu.chain_inputs import Chain
 from outrider.engine.gpu.head_chains import HeadChains
 from outrider.engine.kv_cache import BlockPool
@@ -59,7 +60,9 @@ class Eagle3GraphDrafter(HeadDrafter):
             self._shorten_backlogs([wishes[index].state for index in part])
             found = self._chains.draft([self._chain(wishes[index]) for index in part])
             drafts.update(zip(part, found, strict=True))
-        return [self._proposal(drafts.get(index, [])) for index in range(len(wishes))]
+        return [
+            proposal_of(drafts.get(index, []), self._eos_token_ids) for index in range(len(wishes))
+        ]
 
     def _run_rows(self, batch: Sequence[SequenceRows], features: torch.Tensor) -> None:
         self._chains.extend(batch, features)
@@ -95,9 +98,3 @@ class Eagle3GraphDrafter(HeadDrafter):
             first_position=state.length,
             draft_length=wish.draft_length,
         )
-
-    def _proposal(self, token_ids: list[int]) -> Proposal:
-        for index, token_id in enumerate(token_ids):
-            if token_id in self._eos_token_ids:
-                return Proposal(token_ids[: index + 1])
-        return Proposal(token_ids) if token_ids else NO_PROPOSAL

@@ -7,9 +7,10 @@ early but an end token.
 from collections.abc import Sequence
 from typing import Protocol
 
-from draft_service.drafters.drafter import NO_PROPOSAL, Proposal, Wish
+from draft_service.drafters.drafter import Proposal, Wish
 from draft_service.drafters.small_model_drafter import SmallModelDrafter, SmallModelLimits
 from draft_service.drafters.standalone_sequence import StandaloneSequence
+from draft_service.drafters.whole_draft import proposal_of
 from outrider.engine.gpu.step_bounds import StepBounds
 from outrider.engine.gpu.step_chain import StepChain
 from outrider.engine.kv_cache import BlockPool
@@ -68,7 +69,7 @@ class StandaloneGraphDrafter(SmallModelDrafter):
         for wish, draft in zip(wishes, drafts, strict=True):
             # The last token has not been run.
             wish.state.draft_tail = draft[:-1]
-            proposals.append(self._proposal(draft))
+            proposals.append(proposal_of(draft, self._eos_token_ids))
         return proposals
 
     def _run_rows(self, batch: Sequence[SequenceRows]) -> None:
@@ -90,12 +91,6 @@ class StandaloneGraphDrafter(SmallModelDrafter):
             self._run_rows([state.rows(count, num_logits=0)])
             state.cached_length += count
             state.draft_tail = []
-
-    def _proposal(self, token_ids: list[int]) -> Proposal:
-        for index, token_id in enumerate(token_ids):
-            if token_id in self._eos_token_ids:
-                return Proposal(token_ids[: index + 1])
-        return Proposal(token_ids) if token_ids else NO_PROPOSAL
 
 
 def _chain(wish: Wish[StandaloneSequence]) -> StepChain:

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Iterator
 
+import httpx
+import openai
 import pytest
 from cluster_under_test import ClusterUnderTest, running_cluster, running_loop
 
@@ -25,3 +27,13 @@ def ready(loop) -> Iterator[ClusterUnderTest]:
 def cluster(loop) -> Iterator[ClusterUnderTest]:
     with running_cluster(loop) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="module")
+def client(ready) -> Iterator[openai.OpenAI]:
+    """OpenAI's own package, for the gateway that a module's tests share."""
+    http_client = httpx.Client(trust_env=False)
+    with openai.OpenAI(
+        base_url=f"{ready.url}/v1", api_key="none", max_retries=0, http_client=http_client
+    ) as client:
+        yield client

@@ -4,7 +4,6 @@ import json
 from collections import defaultdict
 
 import httpx
-import openai
 import pytest
 
 from outrider.serving.choice_seed import choice_seed
@@ -12,15 +11,6 @@ from outrider.serving.choice_seed import choice_seed
 MODEL = "smollm2-135m-instruct"
 MESSAGES = [{"role": "user", "content": "Hello"}]
 CHAT = {"model": MODEL, "messages": MESSAGES, "max_tokens": 9, "seed": 41}
-
-
-@pytest.fixture(scope="module")
-def client(ready):
-    http_client = httpx.Client(trust_env=False)
-    with openai.OpenAI(
-        base_url=f"{ready.url}/v1", api_key="none", max_retries=0, http_client=http_client
-    ) as client:
-        yield client
 
 
 @pytest.fixture(autouse=True)

@@ -7,23 +7,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
-import httpx
-import openai
 import pytest
 
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 
 MODEL = "smollm2-135m-instruct"
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 12}
-
-
-@pytest.fixture(scope="module")
-def client(ready):
-    http_client = httpx.Client(trust_env=False)
-    with openai.OpenAI(
-        base_url=f"{ready.url}/v1", api_key="none", max_retries=0, http_client=http_client
-    ) as client:
-        yield client
 
 
 @pytest.fixture(autouse=True)
