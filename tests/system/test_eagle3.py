@@ -96,7 +96,7 @@ def assert_drafts_change_no_token(
     assert after[FEATURE_BYTES % other] == 0
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.full), 0.8])
 def test_the_default_is_the_hybrid_by_shared_memory_and_changes_no_token(
     default_cluster: Cluster, temperature: float
 ) -> None:

@@ -35,22 +35,16 @@ POINTS = [
 AFTER_SERVING = ("step", "verify", "propose")
 # One of each kind, for every day.
 SOME = {
-    ("ngram", "target", "weights", "raise"),
     ("ngram", "target", "graphs", "raise"),
     ("ngram", "target", "attention", "hang"),
-    ("ngram", "target", "first_decode", "exit"),
     ("ngram", "draft", "first_decode", "exit"),
     ("standalone", "draft", "kv_cache", "raise"),
-    ("auto", "draft", "weights", "raise"),
     ("ngram", "gateway", "canary", "raise"),
-    ("ngram", "gateway", "tokenizer", "hang"),
     ("ngram", "target", "step", "hang"),
-    ("ngram", "target", "verify", "exit"),
     ("ngram", "draft", "propose", "raise"),
 }
 SOME_HELD = {
     ("ngram", "target", "kv_cache", "raise"),
-    ("ngram", "draft", "config", "exit"),
     ("ngram", "gateway", "connect", "raise"),
 }
 

@@ -33,7 +33,10 @@ def chat(cluster: Cluster, **changes: Any) -> tuple[list[str], list[int], list[i
     return answers, lengths, cached
 
 
-@pytest.mark.parametrize("speculates", [False, True], ids=["plain", "with drafts"])
+@pytest.mark.parametrize(
+    "speculates",
+    [pytest.param(False, marks=pytest.mark.full, id="plain"), pytest.param(True, id="with drafts")],
+)
 def test_each_turn_finds_the_turns_before_it(ngram_cluster: Cluster, speculates: bool) -> None:
     changes = {} if speculates else {"speculation": {"draft_length": 0}}
     answers, lengths, cached = chat(ngram_cluster, **changes)
