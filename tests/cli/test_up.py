@@ -162,7 +162,7 @@ def test_a_service_that_dies_later_is_restarted_on_its_port_with_growing_delays(
 
 
 def test_a_service_that_fails_later_is_restarted_and_its_reason_told(start_up: StartUp) -> None:
-    up = start_up(OUTRIDER_INJECT_FAULT="target:step:raise@4")
+    up = start_up(OUTRIDER_INJECT_FAULT="target:step:raise@20")
     up.wait_for("^ready ")
     line = up.wait_for("^target died")
     assert line.startswith("target died (exit code 1; stage step: InjectedFault")
@@ -171,7 +171,7 @@ def test_a_service_that_fails_later_is_restarted_and_its_reason_told(start_up: S
 
 @pytest.mark.full
 def test_a_held_failure_after_readiness_is_told_and_not_restarted(start_up: StartUp) -> None:
-    up = start_up(OUTRIDER_INJECT_FAULT="target:step:raise@4", FAKE_HOLD="1")
+    up = start_up(OUTRIDER_INJECT_FAULT="target:step:raise@20", FAKE_HOLD="1")
     url = up.wait_for("^ready ").removeprefix("ready ")
     up.wait_for(r"^target failed in stage step: InjectedFault.*\(held")
     assert readiness(url) == 503

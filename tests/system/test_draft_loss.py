@@ -42,7 +42,7 @@ def wait_for_acceptance(cluster: Cluster, seconds: float) -> None:
         cluster.complete(prompt="a b c d a b c d a b c d a b", max_tokens=8, temperature=0)
 
 
-@pytest.mark.parametrize("way", ["kill", "stop"])
+@pytest.mark.parametrize("way", ["kill", pytest.param("stop", marks=pytest.mark.full)])
 def test_streams_finish_with_the_same_tokens_and_drafts_come_back(way: str) -> None:
     with running_cluster("--draft", "ngram", "--speculation", "fixed") as cluster:
         with ThreadPoolExecutor(len(PROMPTS)) as pool:
@@ -63,6 +63,7 @@ def test_streams_finish_with_the_same_tokens_and_drafts_come_back(way: str) -> N
         assert cluster.stop() == 0
 
 
+@pytest.mark.full
 def test_a_slow_draft_service_changes_neither_readiness_nor_tokens_and_is_left_alone(
     tiny_model: Path,
 ) -> None:

@@ -106,7 +106,8 @@ def test_the_default_is_the_hybrid_by_shared_memory_and_changes_no_token(
     assert_drafts_change_no_token(default_cluster, plain, temperature, transport="shared_memory")
 
 
-@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.full), 0.8])
+@pytest.mark.full
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_inline_features_change_no_token_either_and_are_counted_as_such(
     default_cluster: Cluster, inline_cluster: Cluster, temperature: float
 ) -> None:

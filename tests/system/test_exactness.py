@@ -46,6 +46,7 @@ def test_penalties_and_biases_see_the_accepted_tokens_of_a_draft_and_no_others(
     assert answers(ngram_cluster, temperature, 8, speculation=NO_DRAFTS) != plain
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", ENGINE_DTYPES)
 def test_standalone_drafts_and_a_crossed_threshold_change_no_token(
     short_model: Path, ngram_cluster: Cluster, dtype: str

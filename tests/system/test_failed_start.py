@@ -191,6 +191,7 @@ def test_held_up_it_explains_itself_and_admits_nothing(
     assert not any(line.startswith("ready") for line in cluster.output)
 
 
+@pytest.mark.full
 def test_a_slow_start_is_no_failure_while_every_stage_keeps_its_time(tiny_model: Path) -> None:
     # Together the stages take longer than any one of them may, the gateway's waiting included.
     fault = "target:weights:delay=7,target:kv_cache:delay=7"
