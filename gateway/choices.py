@@ -82,11 +82,7 @@ class Choices:
         self._wait_for(index)
 
     def _wait_for(self, index: int) -> None:
-        self._waiting[asyncio.ensure_future(_next(self._iterators[index]))] = index
-
-
-async def _next(pieces: AsyncIterator[Piece]) -> Piece:
-    return await anext(pieces)
+        self._waiting[asyncio.ensure_future(anext(self._iterators[index]))] = index
 
 
 async def _ended(tasks: dict[asyncio.Task[Piece], int]) -> None:

@@ -88,6 +88,16 @@ def as_text(name: str, value: object) -> str:
     return value
 
 
+def as_list(name: str, value: object, *, at_most: int) -> list[object]:
+    """Raises InvalidArgument unless the value is a list of so many items at most; None = none."""
+    if value is None:
+        return []
+    if not isinstance(value, list) or len(value) > at_most:
+        shown = f"a list of {len(value)}" if isinstance(value, list) else value
+        raise InvalidArgument(name, shown, f"a list of at most {at_most}")
+    return value
+
+
 def as_integer(name: str, value: object, *, at_least: int, at_most: int) -> int:
     """Raises InvalidArgument unless the value is an integer within the bounds."""
     if isinstance(value, bool) or not isinstance(value, int) or not at_least <= value <= at_most:

@@ -6,7 +6,7 @@ What templates expect is another matter: see `chat_message`.
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.fields import Fields, as_text
+from gateway.fields import Fields, as_list, as_text
 from outrider.serving.errors import InvalidArgument
 
 MAX_TOOL_CALLS = 128
@@ -61,14 +61,10 @@ def _message(message: object, where: str) -> Mapping[str, Any]:
 
 def _tool_calls(value: object, role: str, where: str) -> list[Mapping[str, Any]]:
     """The calls of an assistant's message; their arguments are the template's business."""
-    if value is None:
-        return []
-    if not isinstance(value, list) or len(value) > MAX_TOOL_CALLS:
-        shown = f"a list of {len(value)}" if isinstance(value, list) else value
-        raise InvalidArgument(where, shown, f"a list of at most {MAX_TOOL_CALLS}")
-    if value and role != "assistant":
+    calls = as_list(where, value, at_most=MAX_TOOL_CALLS)
+    if calls and role != "assistant":
         raise InvalidArgument(where, value, "absent but in an assistant's message")
-    return [_tool_call(call, f"{where}[{index}]") for index, call in enumerate(value)]
+    return [_tool_call(call, f"{where}[{index}]") for index, call in enumerate(calls)]
 
 
 def _tool_call(value: object, where: str) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.fields import Fields, as_integer, as_text
+from gateway.fields import Fields, as_integer, as_list, as_text
 from gateway.message_fields import checked_messages
 from gateway.request import Options
 from gateway.structured_output_fields import requested_output
@@ -152,7 +152,7 @@ def _options(fields: Fields, max_tokens: int | None) -> Options:
         stop_token_ids=tuple(
             as_integer(f"stop_token_ids[{index}]", token_id, at_least=0, at_most=MAX_INTEGER)
             for index, token_id in enumerate(
-                _list("stop_token_ids", fields.take("stop_token_ids"), MAX_STOP_TOKEN_IDS)
+                as_list("stop_token_ids", fields.take("stop_token_ids"), at_most=MAX_STOP_TOKEN_IDS)
             )
         ),
         ignore_eos=fields.boolean("ignore_eos"),
@@ -190,7 +190,7 @@ def _draft_length(speculation: object) -> int | None:
 
 
 def _stop(stop: object) -> tuple[str, ...]:
-    stops = [stop] if isinstance(stop, str) else _list("stop", stop, MAX_STOPS)
+    stops = [stop] if isinstance(stop, str) else as_list("stop", stop, at_most=MAX_STOPS)
     for index, text in enumerate(stops):
         name = "stop" if isinstance(stop, str) else f"stop[{index}]"
         check_stop(name, as_text(name, text))
@@ -260,12 +260,3 @@ def _token_ids(name: str, token_ids: list[object]) -> list[int]:
         as_integer(f"{name}[{index}]", token_id, at_least=0, at_most=MAX_INTEGER)
         for index, token_id in enumerate(token_ids)
     ]
-
-
-def _list(name: str, value: object, longest: int) -> list[object]:
-    if value is None:
-        return []
-    if not isinstance(value, list) or len(value) > longest:
-        shown = f"a list of {len(value)}" if isinstance(value, list) else value
-        raise InvalidArgument(name, shown, f"a list of at most {longest}")
-    return value

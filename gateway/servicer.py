@@ -12,7 +12,7 @@ from gateway.request import GenerationRequest
 from gateway.rest_errors import NOT_READY_RETRY_SECONDS
 from gateway.sequence_text import Piece, Usage
 from gateway.tool_message import chat_messages_from, response_parts, tool_request_from
-from gateway.tool_reader import ToolReader
+from gateway.tool_reader import ToolReader, read
 from outrider.serving.errors import InvalidArgument, NotServing, Overloaded, ServiceError
 from outrider.v1 import generation_pb2
 
@@ -108,10 +108,7 @@ def _said(
     """Text for the user, and calls."""
     if reader is None:
         return piece.text, []
-    parts = reader.push(piece.text)
-    if piece.finish_reason:
-        parts += reader.finish()
-    return response_parts(parts)
+    return response_parts(read(reader, piece.text, is_last=bool(piece.finish_reason)))
 
 
 def _finished(reason: int, usage: Usage, seed: int) -> generation_pb2.Finished:

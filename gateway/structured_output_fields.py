@@ -2,12 +2,12 @@
 `structured_outputs`, checked field by field.
 """
 
-import json
 from typing import Final
 
 from gateway.fields import Fields, as_text
 from gateway.request import RequestedOutput
 from outrider.serving.errors import InvalidArgument
+from outrider.serving.json_text import json_value
 from outrider.serving.structured_output import JSON_OBJECT, choice, grammar, json_schema, regex
 
 _CONSTRAINTS: Final = ("json", "regex", "choice", "grammar", "json_object")
@@ -80,7 +80,7 @@ def _structured_outputs(value: object) -> RequestedOutput | None:
     ((name, one),) = wanted.items()
     field = f"{where}.{name}"
     if name == "json":
-        return _schema(field, _parsed(field, one) if isinstance(one, str) else one)
+        return _schema(field, json_value(field, one) if isinstance(one, str) else one)
     if name == "regex":
         return RequestedOutput(field=field, output=regex(field, as_text(field, one)))
     if name == "grammar":
@@ -99,10 +99,3 @@ def _schema(field: str, schema: object) -> RequestedOutput:
     if not isinstance(schema, dict):
         raise InvalidArgument(field, schema, "a JSON object: a schema")
     return RequestedOutput(field=field, output=json_schema(field, schema))
-
-
-def _parsed(field: str, text: str) -> object:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgument(field, text, f"JSON: {error}") from error

@@ -3,7 +3,7 @@
 from typing import Any
 
 from gateway.openai_response import ChatShape
-from gateway.tool_reader import Call, Content, Part, ToolReader
+from gateway.tool_reader import Call, Content, Part, ToolReader, read
 
 
 class ToolChatShape(ChatShape):
@@ -51,9 +51,7 @@ class ToolChatShape(ChatShape):
         return "tool_calls" if self._has_calls and reason == "stop" else reason
 
     def _parts(self, text: str, *, is_last: bool) -> list[Part]:
-        parts = self._reader.push(text)
-        if is_last:
-            parts += self._reader.finish()
+        parts = read(self._reader, text, is_last=is_last)
         self._has_calls |= any(isinstance(part, Call) for part in parts)
         return parts
 

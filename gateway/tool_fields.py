@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from gateway.fields import Fields
+from gateway.fields import Fields, as_list
 from outrider.serving.errors import InvalidArgument
 
 MAX_TOOLS: Final = 128
@@ -52,14 +52,9 @@ def tool_request(fields: Fields) -> ToolRequest | None:
 
 
 def _tools(value: object) -> tuple[Tool, ...]:
-    if value is None:
-        return ()
-    if not isinstance(value, list) or len(value) > MAX_TOOLS:
-        shown = f"a list of {len(value)}" if isinstance(value, list) else value
-        raise InvalidArgument("tools", shown, f"a list of at most {MAX_TOOLS}")
     tools = []
     names = set()
-    for index, one in enumerate(value):
+    for index, one in enumerate(as_list("tools", value, at_most=MAX_TOOLS)):
         tool = _tool(one, f"tools[{index}]")
         if tool.name in names:
             raise InvalidArgument(f"tools[{index}].function.name", tool.name, "in one tool only")

@@ -1,6 +1,5 @@
 """The edge: functions and their calls between gRPC messages and the gateway's inside."""
 
-import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -8,6 +7,7 @@ from gateway.fields import Fields
 from gateway.tool_fields import ToolRequest, tool_request
 from gateway.tool_reader import Call, Content, Part
 from outrider.serving.errors import InvalidArgument
+from outrider.serving.json_text import json_value
 from outrider.v1 import generation_pb2
 
 
@@ -74,9 +74,5 @@ def _tool(tool: generation_pb2.Tool, where: str) -> dict[str, Any]:
     if tool.strict:
         function["strict"] = True
     if tool.HasField("parameters"):
-        try:
-            function["parameters"] = json.loads(tool.parameters)
-        except (ValueError, RecursionError) as error:
-            field = f"{where}.function.parameters"
-            raise InvalidArgument(field, tool.parameters, f"JSON: {error}") from error
+        function["parameters"] = json_value(f"{where}.function.parameters", tool.parameters)
     return {"type": "function", "function": function}

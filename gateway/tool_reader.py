@@ -52,6 +52,12 @@ class ToolReader(Protocol):
         """The rest: the answer ends here."""
 
 
+def read(reader: ToolReader, text: str, *, is_last: bool) -> list[Part]:
+    """What is certain with this piece of an answer; everything with its last one."""
+    parts = reader.push(text)
+    return [*parts, *reader.finish()] if is_last else parts
+
+
 class NamedReader:
     """The whole answer is the arguments of one function, which was asked for by name."""
 

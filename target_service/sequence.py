@@ -115,8 +115,13 @@ class Sequence:
 
     @property
     def output_length(self) -> int:
-        """Those of them that are output, the resumed ones included."""
+        """Tokens of the output so far."""
         return len(self.token_ids) - len(self.request.prompt_token_ids)
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """The output so far, the resumed tokens included."""
+        return self.token_ids[len(self.request.prompt_token_ids) :]
 
     @property
     def is_decoding(self) -> bool:
@@ -136,11 +141,10 @@ class Sequence:
         """What the rules of its request look at now; None without rules."""
         if not self.has_rules:
             return None
-        prompt = self.request.prompt_token_ids
         return RuledText(
             rules=self.request.rules or NEUTRAL,
-            prompt=prompt,
-            output=self.token_ids[len(prompt) :],
+            prompt=self.request.prompt_token_ids,
+            output=self.output_token_ids,
             constraint=self.constraint,
         )
 
@@ -149,7 +153,7 @@ class Sequence:
         """What its grammar leaves no choice about next; empty where there is one."""
         if self.constraint is None:
             return ()
-        return self.constraint.forced(self.token_ids[len(self.request.prompt_token_ids) :])
+        return self.constraint.forced(self.output_token_ids)
 
     @property
     def has_emitted(self) -> bool:

@@ -353,11 +353,11 @@ class StepLoop:
     def _give_up(self, sequence: TokenSequence, reason: str) -> None:
         """Ends a sequence whose grammar cannot be followed any further, with its output so far."""
         self._end(sequence)
-        num_tokens = sequence.committed_length - len(sequence.request.prompt_token_ids)
         sequence.request.sink.reject(
             sequence.request.sequence_id,
             target_pb2.REJECT_REASON_INVALID,
-            f"structured_output cannot be followed behind {num_tokens} tokens: {reason}",
+            f"structured_output cannot be followed behind {sequence.output_length} tokens: "
+            f"{reason}",
         )
 
     def _commit_verdict(self, row: DecodeRow, verdict: Verdict) -> tuple[TokenSequence, Outcome]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from draft_service.drafters.cached_drafter import CachedDrafter, ModelLimits
 from draft_service.drafters.drafter import (
     DrafterOffer,
     FeatureNeeds,
@@ -18,10 +19,8 @@ from draft_service.drafters.drafter import (
     Wish,
 )
 from draft_service.drafters.eagle3_sequence import Eagle3Sequence
-from draft_service.drafters.pace import MAX_BACKLOG, rows_within
 from outrider.engine.eagle3.head_config import Eagle3Config
 from outrider.engine.eagle3.head_weights import HeadWeights
-from outrider.engine.errors import CacheFull
 from outrider.engine.kv_cache import BlockPool
 from outrider.engine.sampling import Sampling
 from outrider.engine.step import SequenceRows
@@ -32,18 +31,13 @@ LARGEST_FEATURE = 1e30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeadLimits:
+class HeadLimits(ModelLimits):
     """Of a head that has been booted."""
 
     dtype: torch.dtype  # of features, as its rows take them
-    block_size: int
-    max_sequence_length: int
-    max_step_rows: int
-    max_draft_length: int
-    step_seconds: Sequence[tuple[int, float]]  # (rows, seconds of a forward), ascending
 
 
-class HeadDrafter(ABC):
+class HeadDrafter(CachedDrafter, ABC):
     """A drafter with a head, but for its drafts."""
 
     def __init__(
@@ -57,9 +51,8 @@ class HeadDrafter(ABC):
     ) -> None:
         """`window`: rows that a row attends to at least, in whole blocks; 0 = all."""
         assert window >= 0, window
-        self.max_backlog = min(MAX_BACKLOG, limits.max_step_rows)
-        self._limits = limits
-        self._pool = block_pool
+        super().__init__(limits, block_pool)
+        self._dtype = limits.dtype
         self._window = window
         self._width = config.hidden_size
         self._row_dtype = weights.row_dtype
@@ -103,12 +96,7 @@ class HeadDrafter(ABC):
 
     def reserve(self, state: Eagle3Sequence, length: int) -> bool:
         """Hands the sequence blocks for the rows of `length` tokens; False if there are too few."""
-        num_rows = length - 1 - state.first_position
-        try:
-            self._pool.grow(state.block_table, length=num_rows, block_size=self._limits.block_size)
-        except CacheFull:
-            return False
-        return True
+        return self._grow(state, length - 1 - state.first_position)
 
     def backlog(self, state: Eagle3Sequence) -> int:
         """Rows that can be run: none while features are missing."""
@@ -127,15 +115,6 @@ class HeadDrafter(ABC):
             batch, features = zip(*pieces, strict=True)
             self._run_rows(batch, torch.cat(features))
 
-    def rows_within(self, seconds: float) -> int:
-        """Rows of a forward of about so many seconds, by what boot measured."""
-        return rows_within(seconds, self._limits.step_seconds, self._limits.max_step_rows)
-
-    def close(self, state: Eagle3Sequence) -> None:
-        """Gives the blocks back."""
-        self._pool.release(state.block_table)
-        state.block_table = []
-
     def _decoded(self, rows: bytes) -> torch.Tensor:
         """[rows, width] in the dtype of the head."""
         if not rows:
@@ -144,7 +123,7 @@ class HeadDrafter(ABC):
         return (
             torch.frombuffer(bytearray(rows), dtype=self._row_dtype)
             .view(-1, self._width)
-            .to(self._limits.dtype)
+            .to(self._dtype)
         )
 
     def _extended(

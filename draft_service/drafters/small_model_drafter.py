@@ -5,12 +5,10 @@ How a draft is made is the subclass's.
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from draft_service.drafters.cached_drafter import CachedDrafter, ModelLimits
 from draft_service.drafters.drafter import DrafterOffer, FeatureRows, Proposal, Wish
-from draft_service.drafters.pace import MAX_BACKLOG, rows_within
 from draft_service.drafters.standalone_sequence import StandaloneSequence
-from outrider.engine.errors import CacheFull
 from outrider.engine.kv_cache import BlockPool
 from outrider.engine.sampling import Sampling
 from outrider.engine.step import SequenceRows
@@ -18,26 +16,11 @@ from outrider.engine.step import SequenceRows
 NAME = "standalone"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SmallModelLimits:
-    """Of a model that has been booted."""
-
-    block_size: int
-    max_sequence_length: int
-    max_step_rows: int
-    max_draft_length: int
-    step_seconds: Sequence[tuple[int, float]]  # (rows, seconds of a forward), ascending
-
-
-class SmallModelDrafter(ABC):
+class SmallModelDrafter(CachedDrafter, ABC):
     """A drafter with a model of its own, but for its drafts."""
 
-    def __init__(
-        self, *, limits: SmallModelLimits, block_pool: BlockPool, fingerprint: str
-    ) -> None:
-        self.max_backlog = min(MAX_BACKLOG, limits.max_step_rows)
-        self._limits = limits
-        self._pool = block_pool
+    def __init__(self, *, limits: ModelLimits, block_pool: BlockPool, fingerprint: str) -> None:
+        super().__init__(limits, block_pool)
         self.offer = DrafterOffer(
             name=NAME,
             fingerprint=fingerprint,
@@ -64,11 +47,7 @@ class SmallModelDrafter(ABC):
 
     def reserve(self, state: StandaloneSequence, length: int) -> bool:
         """Hands the sequence blocks for `length` tokens; False if the pool has too few."""
-        try:
-            self._pool.grow(state.block_table, length=length, block_size=self._limits.block_size)
-        except CacheFull:
-            return False
-        return True
+        return self._grow(state, length)
 
     def backlog(self, state: StandaloneSequence) -> int:
         """Committed tokens that are not in the cache."""
@@ -89,12 +68,3 @@ class SmallModelDrafter(ABC):
         for state, rows in batch:
             state.cached_length += len(rows.token_ids)
             state.draft_tail = []
-
-    def rows_within(self, seconds: float) -> int:
-        """Rows of a forward of about so many seconds, by what boot measured."""
-        return rows_within(seconds, self._limits.step_seconds, self._limits.max_step_rows)
-
-    def close(self, state: StandaloneSequence) -> None:
-        """Gives the blocks back."""
-        self._pool.release(state.block_table)
-        state.block_table = []

@@ -11,10 +11,11 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from draft_service.drafters.cached_drafter import ModelLimits
 from draft_service.drafters.drafter import Proposal, Wish
 from draft_service.drafters.pace import ANSWER_SECONDS
 from draft_service.drafters.probability import probability_of
-from draft_service.drafters.small_model_drafter import SmallModelDrafter, SmallModelLimits
+from draft_service.drafters.small_model_drafter import SmallModelDrafter
 from draft_service.drafters.standalone_sequence import StandaloneSequence
 from outrider.engine.kv_cache import BlockPool
 from outrider.engine.runner import Runner, SequenceRows
@@ -38,7 +39,7 @@ class StandaloneDrafter(SmallModelDrafter):
     ) -> None:
         """`step_seconds`: (rows, seconds of a forward), ascending, as measured at boot."""
         super().__init__(
-            limits=SmallModelLimits(
+            limits=ModelLimits(
                 block_size=runner.block_size,
                 max_sequence_length=runner.max_sequence_length,
                 max_step_rows=runner.max_step_rows,

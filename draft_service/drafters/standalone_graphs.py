@@ -7,8 +7,9 @@ early but an end token.
 from collections.abc import Sequence
 from typing import Protocol
 
+from draft_service.drafters.cached_drafter import ModelLimits
 from draft_service.drafters.drafter import Proposal, Wish
-from draft_service.drafters.small_model_drafter import SmallModelDrafter, SmallModelLimits
+from draft_service.drafters.small_model_drafter import SmallModelDrafter
 from draft_service.drafters.standalone_sequence import StandaloneSequence
 from draft_service.drafters.whole_draft import proposal_of
 from outrider.engine.gpu.step_bounds import StepBounds
@@ -43,7 +44,7 @@ class StandaloneGraphDrafter(SmallModelDrafter):
         """`step_seconds`: (rows, seconds of a step), ascending, as measured at boot."""
         bounds = chains.bounds
         super().__init__(
-            limits=SmallModelLimits(
+            limits=ModelLimits(
                 block_size=bounds.block_size,
                 max_sequence_length=bounds.max_sequence_length,
                 max_step_rows=bounds.max_step_rows,

@@ -16,6 +16,7 @@ from outrider.serving.config import (
     ServiceConfig,
     check_faults,
     parse_config,
+    variable_name,
     variable_names,
 )
 from outrider.serving.errors import ConfigurationError
@@ -104,10 +105,10 @@ def plan_cluster(
     _check_variables(kinds, own_variables, environment)
     own_key = _own_key(options, environment)
     if own_key:
-        known_keys = environment.get(_variable("api_keys"), "")
+        known_keys = environment.get(variable_name("api_keys"), "")
         environment = {
             **environment,
-            _variable("api_keys"): ",".join(filter(None, (known_keys, own_key))),
+            variable_name("api_keys"): ",".join(filter(None, (known_keys, own_key))),
         }
     has_draft = options.draft != NO_DRAFT
     ports: set[int] = set()
@@ -163,7 +164,9 @@ def plan_cluster(
 
 def _own_key(options: ClusterOptions, environment: Mapping[str, str]) -> str:
     """A key of `up`'s own for a gateway that asks for keys, of which it may know only digests."""
-    asks = any(environment.get(_variable(name)) or options.flags.get(name) for name in KEY_FIELDS)
+    asks = any(
+        environment.get(variable_name(name)) or options.flags.get(name) for name in KEY_FIELDS
+    )
     return secrets.token_urlsafe(32) if asks else ""
 
 
@@ -173,16 +176,12 @@ def _fields(kind: ServiceKind, kinds: ServiceKinds) -> set[str]:
     return known if kind is kinds.gateway else known.difference(GATEWAY_ONLY)
 
 
-def _variable(name: str) -> str:
-    return ENVIRONMENT_PREFIX + name.upper()
-
-
 def _shared_cores(
     draft: ServiceConfig, target: ServiceKind, environment: Mapping[str, str]
 ) -> dict[str, str]:
     """A target that spins takes the cores from a model drafter beside it."""
     name = "spin_count"
-    is_decided = _variable(name) in environment
+    is_decided = variable_name(name) in environment
     computes_model = getattr(draft, "computes_model", False)
     if not computes_model or is_decided or name not in target.config_class.model_fields:
         return {}
@@ -197,7 +196,7 @@ def _plan(
     environment: Mapping[str, str],
 ) -> tuple[ChildPlan, ServiceConfig]:
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in sorted(flags.items())]
-    taken = {_variable(name) for name in fields} - {_variable(name) for name in flags}
+    taken = {variable_name(name) for name in fields} - {variable_name(name) for name in flags}
     child_environment = {
         name: value
         for name, value in environment.items()

@@ -25,7 +25,7 @@ from outrider.cli.train import train_eagle3
 from outrider.cli.up import announce_and_wait, run_up
 from outrider.serving.access import HttpAccess, http_access
 from outrider.serving.api_keys import line_of, new_key
-from outrider.serving.config import ENVIRONMENT_PREFIX
+from outrider.serving.config import variable_name
 from outrider.serving.errors import ConfigurationError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -54,13 +54,9 @@ class OnStartupFailure(StrEnum):
     HOLD = "hold"
 
 
-def _variable(flag: str) -> str:
-    return ENVIRONMENT_PREFIX + flag.upper().replace("-", "_")
-
-
 def _option(flag: str, description: str) -> typer.models.OptionInfo:
     option: typer.models.OptionInfo = typer.Option(
-        f"--{flag}", envvar=_variable(flag), help=description, show_default=False
+        f"--{flag}", envvar=variable_name(flag), help=description, show_default=False
     )
     return option
 
@@ -106,14 +102,18 @@ OWN_FLAGS = (
 def up(
     rest_port: Annotated[
         int,
-        typer.Option(min=0, max=65535, envvar=_variable("rest-port"), help="REST port; 0: free"),
+        typer.Option(
+            min=0, max=65535, envvar=variable_name("rest-port"), help="REST port; 0: free"
+        ),
     ] = 8000,
     port: Annotated[
         int,
-        typer.Option(min=0, max=65535, envvar=_variable("port"), help="gateway's gRPC; 0: free"),
+        typer.Option(
+            min=0, max=65535, envvar=variable_name("port"), help="gateway's gRPC; 0: free"
+        ),
     ] = 0,
     host: Annotated[
-        str, typer.Option(envvar=_variable("host"), help="address that the gateway listens on")
+        str, typer.Option(envvar=variable_name("host"), help="address that the gateway listens on")
     ] = "127.0.0.1",
     model: Annotated[
         str | None, _option("model", "default model's name, directory, GGUF file or Hub id")
@@ -397,7 +397,7 @@ def _plan(options: ClusterOptions, environment: Mapping[str, str]) -> Cluster:
     return plan_cluster(
         options,
         installed_services(),
-        own_variables={_variable(flag) for flag in OWN_FLAGS},
+        own_variables={variable_name(flag) for flag in OWN_FLAGS},
         environment=environment,
     )
 

@@ -31,7 +31,7 @@ class LogitRules:
     @property
     def are_neutral(self) -> bool:
         """They change nothing."""
-        return self == NEUTRAL
+        return not self.change(0)
 
     def change(self, output_length: int) -> bool:
         """Whether they may change logits behind an output of so many tokens, or a longer one."""

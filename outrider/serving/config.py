@@ -114,9 +114,14 @@ class ServiceConfig(BaseSettings):
 Config = TypeVar("Config", bound=ServiceConfig)
 
 
+def variable_name(name: str) -> str:
+    """The environment variable of a flag or field."""
+    return ENVIRONMENT_PREFIX + name.replace("-", "_").upper()
+
+
 def variable_names(config_class: type[BaseSettings]) -> set[str]:
     """The environment variables that a configuration reads."""
-    return {ENVIRONMENT_PREFIX + name.upper() for name in config_class.model_fields}
+    return set(map(variable_name, config_class.model_fields))
 
 
 def parse_config(
@@ -156,7 +161,7 @@ def parse_config(
 
 
 def _variables(config_class: type[BaseSettings], environment: Mapping[str, str]) -> dict[str, str]:
-    names = {ENVIRONMENT_PREFIX + name.upper(): name for name in config_class.model_fields}
+    names = {variable_name(name): name for name in config_class.model_fields}
     return {
         names[variable.upper()]: value
         for variable, value in environment.items()
@@ -181,7 +186,7 @@ def _with_variables_in_help(config_class: type[Config]) -> type[Config]:
             field.annotation,
             Field(
                 default=field.default,
-                description=f"{field.description} [{ENVIRONMENT_PREFIX}{name.upper()}]",
+                description=f"{field.description} [{variable_name(name)}]",
             ),
         )
         for name, field in config_class.model_fields.items()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from outrider.serving.errors import InvalidArgument
+from outrider.serving.json_text import json_value
 from outrider.v1 import structured_output_pb2
 
 # Bounds what compiling can take: its time, and the depth of its recursion.
@@ -90,10 +91,7 @@ def structured_output_from(
 
 def _schema(field: str, message: structured_output_pb2.StructuredOutput) -> Mapping[str, Any]:
     text = _bounded(field, message.json_schema)
-    try:
-        schema = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgument(field, text, f"JSON: {error}") from error
+    schema = json_value(field, text)
     if not isinstance(schema, dict):
         raise InvalidArgument(field, text, "a JSON object")
     return schema

@@ -32,8 +32,7 @@ def check_tls(files: TlsFiles) -> None:
     """Raises ConfigurationError for files that are missing, do not belong together or are no
     longer valid.
     """
-    if bool(files.certificate) != bool(files.key):
-        raise ConfigurationError("tls-certificate and tls-key: one is given without the other")
+    _check_pair(files.certificate, files.key)
     if files.client_ca and not files.certificate:
         raise ConfigurationError("tls-client-ca needs tls-certificate and tls-key")
     for flag, path in (("tls-client-ca", files.client_ca), ("tls-peer-ca", files.peer_ca)):
@@ -90,8 +89,7 @@ def client_context(*, ca: str, certificate: str, key: str) -> ssl.SSLContext | b
     """As `verify` of an HTTP client: trusts these authorities, the system's where none are given,
     and shows a certificate where one is given. Raises ConfigurationError.
     """
-    if bool(certificate) != bool(key):
-        raise ConfigurationError("tls-certificate and tls-key: one is given without the other")
+    _check_pair(certificate, key)
     try:
         context = ssl.create_default_context(cafile=ca or None)
         if certificate:
@@ -132,6 +130,11 @@ def certificate_names(files: TlsFiles) -> list[str]:
             "least one DNS name or address"
         )
     return names
+
+
+def _check_pair(certificate: str, key: str) -> None:
+    if bool(certificate) != bool(key):
+        raise ConfigurationError("tls-certificate and tls-key: one is given without the other")
 
 
 def _context_that_trusts(certificate: str) -> ssl.SSLContext:

@@ -27,6 +27,14 @@ def next_token(seed: int, token_ids: Sequence[int], sampling: Sampling) -> int:
     return sample(logits_of(seed, token_ids), sampling, len(token_ids))
 
 
+def continued(seed: int, token_ids: Sequence[int], sampling: Sampling, count: int) -> list[int]:
+    """The next tokens of that model."""
+    text = list(token_ids)
+    for _ in range(count):
+        text.append(next_token(seed, text, sampling))
+    return text[len(token_ids) :]
+
+
 @dataclass
 class FakeRunner:
     """In place of the engine's Runner."""

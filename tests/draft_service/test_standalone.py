@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from fake_runner import VOCAB_SIZE, FakeRunner, logits_of, next_token, pool_of
+from fake_runner import VOCAB_SIZE, FakeRunner, continued, logits_of, pool_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_guide import ScriptedGuide
@@ -60,13 +60,6 @@ def proposed(
 def propose(drafter: StandaloneDrafter, state: StandaloneSequence, draft_length: int) -> list[int]:
     assert drafter.reserve(state, len(state.token_ids) + draft_length)
     return proposed(drafter, [Wish(state, draft_length, NEVER)])[0]
-
-
-def continued(seed: int, token_ids: Sequence[int], sampling: Sampling, count: int) -> list[int]:
-    text = list(token_ids)
-    for _ in range(count):
-        text.append(next_token(seed, text, sampling))
-    return text[len(token_ids) :]
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from fake_runner import BLOCK_SIZE, VOCAB_SIZE, FakeRunner, next_token, pool_of
+from fake_runner import BLOCK_SIZE, VOCAB_SIZE, FakeRunner, continued, pool_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -105,13 +105,6 @@ def propose(
         assert drafter.reserve(state, len(state.token_ids) + draft_length)
     wishes = [Wish(state, draft_length, NEVER) for state in states]
     return [proposal.token_ids for proposal in drafter.propose(wishes)]
-
-
-def continued(seed: int, token_ids: Sequence[int], sampling: Sampling, count: int) -> list[int]:
-    text = list(token_ids)
-    for _ in range(count):
-        text.append(next_token(seed, text, sampling))
-    return text[len(token_ids) :]
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])

@@ -4,8 +4,6 @@ other, each taking its tokens from the one before on the device. The host reads 
 
 from collections.abc import Sequence
 
-import torch
-
 from outrider.engine.gpu.sampling_kernel import NO_TOKEN
 from outrider.engine.gpu.step_bounds import StepBounds
 from outrider.engine.gpu.step_chain import StepChain
@@ -51,7 +49,6 @@ class StepChains:
             SequenceStep(rows=rows, draft_length=0, sampling=None, base_length=0) for rows in batch
         ]
         self._steps.launch(sequences, None).verdicts()
-        torch.cuda.synchronize(self._steps.memory.device)
 
 
 def _first_step(chain: StepChain) -> SequenceStep:
