@@ -28,9 +28,12 @@ CLIENT_GONE_STATUS = 499
 class Completions:
     """The two endpoints."""
 
-    def __init__(self, generator: Generator, *, body_limits: BodyLimits) -> None:
+    def __init__(
+        self, generator: Generator, *, body_limits: BodyLimits, keep_alive_seconds: float
+    ) -> None:
         self._generator = generator
         self._body_limits = body_limits
+        self._keep_alive_seconds = keep_alive_seconds
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
@@ -104,7 +107,7 @@ class Completions:
             return await unless_gone(request.receive, body)
         events = self._events(choices, delivery, answer)
         first = await unless_gone(request.receive, anext(events))
-        return EventStream(first, events)
+        return EventStream(first, events, keep_alive_seconds=self._keep_alive_seconds)
 
     async def _whole(
         self, choices: Choices, num_choices: int, delivery: Delivery, answer: Answer

@@ -62,6 +62,11 @@ class GatewayConfig(ServiceConfig):
     request_body_timeout: Seconds = Field(
         30.0, description="seconds that the body of a REST request may take"
     )
+    stream_keep_alive: Annotated[float, Field(ge=0)] = Field(
+        10.0,
+        description="seconds without an event after which a REST stream that has begun sends a "
+        "comment, so that no proxy gives up; 0 = never",
+    )
     cors_origins: str = Field(
         "",
         description="web pages of these origins may call the REST API, for example "

@@ -10,6 +10,8 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 DONE = b"data: [DONE]\n\n"
+# A comment, which readers of event streams skip.
+KEEP_ALIVE = b": keep-alive\n\n"
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -53,13 +55,17 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Value]) -> Val
 class EventStream(Response):
     """Sends events as they come; sending waits for a slow client.
 
-    `first` was made before anything was sent, so that an error could still be a status.
+    `first` was made before anything was sent, so that an error could still be a status. After each
+    `keep_alive_seconds` (0: never) without an event a comment is sent, so that no proxy gives up.
     """
 
-    def __init__(self, first: bytes, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(
+        self, first: bytes, events: AsyncGenerator[bytes, None], *, keep_alive_seconds: float
+    ) -> None:
         super().__init__()
         self._first = first
         self._events = events
+        self._keep_alive_seconds = keep_alive_seconds or None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -71,9 +77,25 @@ class EventStream(Response):
         async with aclosing(self._events):
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             await send({"type": "http.response.body", "body": self._first, "more_body": True})
-            async for chunk in self._events:
+            while (chunk := await self._next(send)) is not None:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _next(self, send: Send) -> bytes | None:
+        """The next event; None after the last."""
+        coming = asyncio.ensure_future(anext(self._events, None))
+        try:
+            while True:
+                done, _ = await asyncio.wait((coming,), timeout=self._keep_alive_seconds)
+                if done:
+                    return coming.result()
+                await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+        finally:
+            # The generator can only be closed while nobody waits for its next event.
+            coming.cancel()
+            await asyncio.wait((coming,))
+            if not coming.cancelled():
+                coming.exception()
 
 
 async def _client_gone(receive: Receive) -> None:

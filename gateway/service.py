@@ -103,7 +103,11 @@ class GatewayService:
         rest = rest_server(
             rest_app(
                 operations,
-                Completions(self._generator, body_limits=limits),
+                Completions(
+                    self._generator,
+                    body_limits=limits,
+                    keep_alive_seconds=self._config.stream_keep_alive,
+                ),
                 Tokenization(self._generator, body_limits=limits),
                 cors_origins=self._config.cors_origin_list,
                 api_keys=self._api_keys,
