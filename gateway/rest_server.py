@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import uvicorn
 from fastapi import FastAPI
 
+from gateway.head_timeout import HeadTimeoutProtocol
 from outrider.serving.errors import ConfigurationError
 from outrider.serving.tls import TlsFiles
 
@@ -27,6 +28,7 @@ def rest_server(app: FastAPI, *, tls: TlsFiles, shutdown_seconds: int) -> RestSe
     return RestServer(
         uvicorn.Config(
             app,
+            http=HeadTimeoutProtocol,
             lifespan="off",
             access_log=False,
             log_config=None,
