@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from gateway.replay import ReplayQueue
 from gateway.request import GenerationRequest
 from gateway.sequence import Sequence
+from gateway.stalls import ProgressWatch, StalledSequence
 from gateway.stats import CompletionRate, Statistics
 from gateway.step import SequenceStep
 from gateway.target_stream import TargetStream
@@ -39,6 +40,8 @@ class BatcherLimits:
     max_in_flight: int
     # How long a request may wait to be sent to the target; 0 = as long as its deadline allows.
     queue_timeout_seconds: float = 0.0
+    # How long a sequence at the target may be without progress; 0 = for ever.
+    stall_seconds: float = 0.0
 
 
 class Batcher:
@@ -57,6 +60,7 @@ class Batcher:
         self._replays = replays
         self._statistics = statistics
         self._rate = CompletionRate()
+        self._progress = ProgressWatch(limits.stall_seconds)
         self._next_id = itertools.count(1)
         self._waiting: deque[Sequence] = deque()
         self._running: dict[int, Sequence] = {}
@@ -76,6 +80,10 @@ class Batcher:
     def running_count(self) -> int:
         """Sequences at the target."""
         return len(self._running)
+
+    def stalled(self) -> list[StalledSequence]:
+        """Sequences at the target that do not get on."""
+        return self._progress.stalled(self._running, time.monotonic())
 
     def is_running(self, sequence: Sequence) -> bool:
         """It is at the target now."""
@@ -122,8 +130,9 @@ class Batcher:
         if self._lost is not None:
             raise NotServing(f"target: {self._lost}")
         sequence = Sequence(next(self._next_id), request, holder=self, is_measured=False)
-        self._running[sequence.sequence_id] = sequence
-        self._stream.admit([sequence.to_message(time.monotonic())])
+        now = time.monotonic()
+        self._run(sequence, now)
+        self._stream.admit([sequence.to_message(now)])
         return sequence
 
     def cancel(self, sequence: Sequence) -> None:
@@ -131,15 +140,18 @@ class Batcher:
         if sequence.is_ended:
             return
         sequence.is_ended = True
-        if self._running.pop(sequence.sequence_id, None) is not None:
+        if self._leave_target(sequence.sequence_id) is not None:
             self._stream.cancel([sequence.sequence_id])
             self._flush_unless_scheduled()
         else:
             self._stop_waiting(sequence)
 
-    def stepped(self, steps: Iterable[tuple[int, SequenceStep]]) -> None:
+    def stepped(
+        self, steps: Iterable[tuple[int, SequenceStep]], *, has_prefill: bool = False
+    ) -> None:
         """One engine step."""
         now = time.monotonic()
+        self._progress.stepped(now, has_prefill=has_prefill)
         has_ended = False
         for sequence_id, step in steps:
             sequence = self._running.get(sequence_id)
@@ -147,9 +159,11 @@ class Batcher:
             if sequence is None:
                 continue
             self._observe(sequence, len(step.token_ids), now)
+            if step.token_ids:
+                self._progress.emitted(sequence_id, now)
             if step.finish_reason:
                 has_ended = True
-                del self._running[sequence_id]
+                self._leave_target(sequence_id)
                 self._rate.ended(now)
             sequence.push(step)
         if has_ended:
@@ -158,7 +172,7 @@ class Batcher:
 
     def rejected(self, sequence_id: int, reason: int, message: str) -> None:
         """The target did not admit a sequence, or cannot go on with it as it is asked for."""
-        sequence = self._running.pop(sequence_id, None)
+        sequence = self._leave_target(sequence_id)
         if sequence is None:
             return
         if reason == target_pb2.REJECT_REASON_OVERLOADED:
@@ -188,6 +202,14 @@ class Batcher:
         if self._flush_timer is not None:
             self._flush_timer.cancel()
         self.closed.set()
+
+    def _run(self, sequence: Sequence, now: float) -> None:
+        self._running[sequence.sequence_id] = sequence
+        self._progress.admitted(sequence.sequence_id, now)
+
+    def _leave_target(self, sequence_id: int) -> Sequence | None:
+        self._progress.left(sequence_id)
+        return self._running.pop(sequence_id, None)
 
     def _hand_over(self, reason: str) -> None:
         running, self._running = list(self._running.values()), {}
@@ -298,7 +320,7 @@ class Batcher:
                 break
             has_suspect = has_suspect or sequence.is_suspect
             self._stop_waiting(sequence)
-            self._running[sequence.sequence_id] = sequence
+            self._run(sequence, now)
             batch.append(sequence.to_message(now))
         if batch:
             self._stream.admit(batch)

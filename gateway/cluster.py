@@ -17,6 +17,7 @@ from gateway.peer import Peer
 from gateway.peer_view import ServiceView, live_view
 from gateway.replay import ReplayLimits, ReplayQueue
 from gateway.speculation import SpeculationPolicy
+from gateway.stalls import StalledSequence
 from outrider.serving.errors import NotServing
 from outrider.serving.lifecycle import Lifecycle
 
@@ -93,6 +94,11 @@ class Cluster:
             batcher = self.connection.attachment.batcher
             count += batcher.running_count + batcher.waiting_count
         return count
+
+    def stalled(self) -> list[StalledSequence]:
+        """Sequences at the target that do not get on."""
+        connection = self.connection
+        return [] if connection is None else connection.attachment.batcher.stalled()
 
     @property
     def policy(self) -> SpeculationPolicy | None:

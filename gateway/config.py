@@ -56,6 +56,11 @@ class GatewayConfig(ServiceConfig):
         120.0,
         description="seconds that a request that lost its target waits for the next one",
     )
+    stall_timeout: Annotated[float, Field(ge=0)] = Field(
+        60.0,
+        description="seconds without progress after which a sequence at the target is reported as "
+        "stalled, longer than a step of prefill takes; 0 = never",
+    )
     max_request_bytes: Annotated[int, Field(ge=1024, le=64 * 2**20)] = Field(
         4 * 2**20, description="largest body of a REST request"
     )

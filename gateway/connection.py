@@ -81,6 +81,7 @@ async def attach(
             max_waiting=config.max_waiting_requests,
             max_in_flight=running + max(LEAST_QUEUED_AT_TARGET, running // 4),
             queue_timeout_seconds=config.queue_timeout,
+            stall_seconds=config.stall_timeout,
         ),
         statistics=statistics,
         replays=replays,

@@ -81,6 +81,11 @@ class Snapshot(Collector):
         running = 0 if connection is None else connection.attachment.batcher.running_count
         yield _gauge("outrider_gateway_waiting_requests", "Requests held back", waiting)
         yield _gauge("outrider_gateway_running_requests", "Requests at the target", running)
+        yield _gauge(
+            "outrider_stalled_sequences",
+            "Sequences at the target without progress for --stall-timeout",
+            len(self._cluster.stalled()),
+        )
         yield _labelled_counter(
             "outrider_requests",
             "Requests by outcome",

@@ -10,11 +10,12 @@ from outrider.v1 import status_pb2
 
 
 def readiness(cluster: Cluster) -> dict[str, Any]:
-    """Ready or not, and every service's state, stage and reason."""
+    """Ready or not, every service's state, stage and reason, and sequences that do not get on."""
     return {
         "ready": cluster.is_ready,
         "degraded": cluster.is_degraded,
         "services": [asdict(view) for view in cluster.services()],
+        "stalled_sequences": [asdict(sequence) for sequence in cluster.stalled()],
     }
 
 

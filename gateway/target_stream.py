@@ -23,7 +23,9 @@ Observe = Callable[[target_pb2.StepReport, Sequence[tuple[int, SequenceStep]]], 
 class StreamListener(Protocol):
     """Who is told what the target says."""
 
-    def stepped(self, steps: Iterable[tuple[int, SequenceStep]]) -> None:
+    def stepped(
+        self, steps: Iterable[tuple[int, SequenceStep]], *, has_prefill: bool = False
+    ) -> None:
         """One engine step did this, by sequence id."""
 
     def rejected(self, sequence_id: int, reason: int, message: str) -> None:
@@ -72,7 +74,7 @@ class TargetStream:
 
     async def run(self, listener: StreamListener, observe: Observe) -> None:
         """Reads and writes until the stream ends, tells the listener why and closes. `observe` is
-        called for each step after the listener.
+        called after the listener for each step that its sequences took part in.
         """
         writer = asyncio.create_task(self._write())
         reason = "the stream was closed by the gateway"
@@ -96,8 +98,10 @@ class TargetStream:
                 kind = response.WhichOneof("kind")
                 if kind == "step":
                     steps = unpack_report(response.step, self._vocab_size)
-                    listener.stepped(steps)
-                    observe(response.step, steps)
+                    listener.stepped(steps, has_prefill=response.step.prefill_tokens > 0)
+                    # A step that only others took part in, or only prompts, teaches nothing.
+                    if steps:
+                        observe(response.step, steps)
                 elif kind == "rejected":
                     rejected = response.rejected
                     listener.rejected(rejected.sequence_id, rejected.reason, rejected.message)

@@ -6,7 +6,7 @@ It does not know gRPC, nor where drafts come from.
 
 import queue
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -215,7 +215,7 @@ class StepLoop:
         if self._unsent is not None:
             outcomes, summary = self._unsent
             self._unsent = None
-            self._report(outcomes, summary)
+            self._report(outcomes, summary, also=self._live_sequences())
 
     def _run_commands(self, *, wait: bool) -> None:
         try:
@@ -444,9 +444,15 @@ class StepLoop:
         return unavailable or reasons.NOT_ASKED
 
     def _report(
-        self, outcomes: Sequence[tuple[TokenSequence, Outcome]], summary: StepSummary
+        self,
+        outcomes: Sequence[tuple[TokenSequence, Outcome]],
+        summary: StepSummary,
+        also: Iterable[TokenSequence] = (),
     ) -> None:
-        by_sink: dict[ReportSink, list[Outcome]] = {}
+        """`also`: whose streams hear of the step even if it has no outcome for them: a prefill in
+        many steps is progress.
+        """
+        by_sink: dict[ReportSink, list[Outcome]] = {sequence.request.sink: [] for sequence in also}
         for sequence, outcome in outcomes:
             by_sink.setdefault(sequence.request.sink, []).append(outcome)
         for sink, sink_outcomes in by_sink.items():

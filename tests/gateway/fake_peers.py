@@ -95,6 +95,8 @@ class FakeModel:
     # A request with this seed ends every stream that it comes to.
     poison_seed: int | None = None
     is_stalled: bool = False
+    # Every step is one of prefill and emits nothing.
+    is_prefilling: bool = False
     admitted: list[target_pb2.AdmitBatch] = field(default_factory=list)
     cancelled: list[int] = field(default_factory=list)
     kinds: list[str] = field(default_factory=list)
@@ -196,6 +198,8 @@ class FakeTarget(target_pb2_grpc.TargetServiceServicer):
         return 3 if self.model.policies and self.model.policies[-1].rules else 0
 
     def _step(self, running: dict[int, FakeSequence]) -> target_pb2.StepReport:
+        if self.model.is_prefilling:
+            return target_pb2.StepReport(prefill_tokens=256)
         ids, counts, tokens, drafted, accepted, reasons = [], [], [], [], [], []
         cached = []
         drafting = sum(sequence.draft_length > 0 for sequence in running.values())

@@ -370,6 +370,18 @@ def test_a_long_prompt_is_prefilled_in_chunks_beside_running_sequences() -> None
     assert harness.sink.tokens(2) == oracle(prompt, GREEDY, 5)
 
 
+def test_every_step_of_a_long_prefill_is_reported_before_the_first_token() -> None:
+    harness = Harness(no_draft, max_step_rows=16)
+    harness.admit(1, [index % VOCAB_SIZE for index in range(60)], 5, GREEDY)
+    for _ in range(3):
+        harness.loop.step()
+    assert [step.prefill_tokens for step in harness.sink.steps] == [16, 16, 16]
+    assert 1 not in harness.sink.outcomes
+    harness.run()
+    assert sum(step.prefill_tokens for step in harness.sink.steps) == 60
+    assert len(harness.sink.tokens(1)) == 5
+
+
 def test_a_full_queue_rejects_and_a_draining_target_rejects() -> None:
     harness = Harness(no_draft, max_running=1, max_waiting=2)
     for sequence_id in range(3):
