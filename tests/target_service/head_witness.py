@@ -21,7 +21,6 @@ from outrider.engine.step import SequenceRows
 
 BLOCK_SIZE = 8
 MAX_SEQUENCE_LENGTH = 1000
-NUM_BLOCKS = 200
 Text = tuple[int, ...]
 
 
@@ -49,7 +48,7 @@ class Texts:
 
     def find(self, feature: torch.Tensor) -> Text | None:
         """The text, or None for a row that is no feature."""
-        if not feature[1:].any():
+        if not feature[1:].any() and 0 < feature[0] <= len(self._own):
             return self._own[int(feature[0]) - 1]
         return self._by_feature.get(feature.numpy().tobytes())
 
