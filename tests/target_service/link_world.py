@@ -60,9 +60,10 @@ from target_service.statistics import Statistics
 from target_service.step_loop import StepLoop
 
 DRAFT_LENGTH = 4
-# Virtual seconds: of a forward, and of a message's way.
+# Virtual seconds: of a forward, of a message's way, and of a piece of the draft's preparation.
 STEP_SECONDS = 0.004
 WAY_SECONDS = 0.001
+PIECE_SECONDS = 0.0001
 # Messages of eight rows of features: a prompt takes several.
 RING_BYTES = RING_MESSAGES * 8 * ROW_BYTES + 3
 MOST_STEPS = 2000
@@ -443,7 +444,11 @@ class LinkWorld:
 
     def go_on_until(self, end: float, is_over=lambda: False) -> None:  # type: ignore[no-untyped-def]
         """Delivers what is due, in the order in which it is."""
-        while self._posted and self._posted[0].due <= end and not is_over():
+        while not is_over():
+            next_due = self._posted[0].due if self._posted else end
+            self._prepare_until(min(next_due, end))
+            if not self._posted or next_due > end:
+                break
             posted = heapq.heappop(self._posted)
             self.clock.now = max(self.clock.now, posted.due)
             target = posted.target
@@ -462,8 +467,15 @@ class LinkWorld:
         self.proposer.receive(terms, message, self.clock.now)
         self._check_sessions(terms, message, before)
         self.proposer.propose()
-        if self.proposer.has_unprepared:
+        self._send_answers()
+
+    def _prepare_until(self, end: float) -> None:
+        while self.proposer.has_unprepared and self.clock.now + PIECE_SECONDS <= end:
+            self.clock.now += PIECE_SECONDS
             self.proposer.prepare()
+            self._send_answers()
+
+    def _send_answers(self) -> None:
         for answered, answer in self.proposer.take_answers():
             for target in (self.target, self.bystander):
                 if target.terms is answered:

@@ -9,13 +9,14 @@ from link_world import Clock, LinkWorld, Sizes
 from target_service import told
 
 NUM_SEQUENCES = 64
-RESYNC_BURST = 2000
-RESYNC_RATE = 4000
-# Virtual seconds until each of the 64 has drafts again: their 64 times some 60 tokens and features
+RESYNC_BURST = 4000
+RESYNC_RATE = 40_000
+# Virtual seconds until each of the 64 has drafts again: their 64 times some 150 tokens and features
 # at the rate above, and a few steps.
-BACK_WITHIN_SECONDS = 2.0
+BACK_WITHIN_SECONDS = 1.0
 
 
+@pytest.mark.full
 def test_64_sequences_are_told_again_at_a_bounded_rate_when_the_draft_restarts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -32,14 +33,14 @@ def test_64_sequences_are_told_again_at_a_bounded_rate_when_the_draft_restarts(
 
     world = LinkWorld(
         monkeypatch,
-        Schedule(1000, False, False, ()),
-        Sizes(num_slots=NUM_SEQUENCES, max_step_rows=512, head_blocks=2000),
+        Schedule(4000, False, False, ()),
+        Sizes(num_slots=NUM_SEQUENCES, max_step_rows=512, head_blocks=4000),
         bend=note,
     )
     clock = world.clock
     target = world.target
     for index in range(NUM_SEQUENCES):
-        target.admit(world._wanted(Admit(index, index % 3, 240, 1), index))
+        target.admit(world._wanted(Admit(index, index % 3, 400, 1), index))
     while len(target.scheduler.decoding()) < NUM_SEQUENCES:
         target.step()
     world.cut(target, 0.1)
