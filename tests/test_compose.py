@@ -284,3 +284,28 @@ def test_cpus_are_the_default_and_gpus_a_profile(document: dict[str, Any]) -> No
 def test_a_variable_of_the_shell_reaches_the_services(name: str) -> None:
     services = compose({name: "something"})["services"].values()
     assert "something" in [service.get("environment", {}).get(name) for service in services]
+
+
+@pytest.mark.parametrize("profile", ["cpu", "cuda"])
+def test_containers_have_a_read_only_root_and_no_privileges(profile: str) -> None:
+    services = profile_services(compose({}), profile)
+    assert len(services) >= 3
+    for service in services.values():
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+        assert "no-new-privileges:true" in service["security_opt"]
+        assert not service.get("privileged", False)
+        assert service.get("user") not in ("root", "0")
+
+
+def test_every_image_ends_as_a_user_that_is_not_root() -> None:
+    users: dict[str, str] = {}
+    stage = ""
+    for line in (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines():
+        if found := re.match(r"FROM (\S+) AS (\S+)", line):
+            stage = found[2]
+            users[stage] = users.get(found[1], "root")
+        elif found := re.match(r"USER (\S+)", line):
+            users[stage] = found[1]
+    images = {"gateway", "target", "draft", "target-cuda", "draft-cuda"}
+    assert {users[image] for image in images} == {"outrider"}
