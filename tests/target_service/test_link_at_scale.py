@@ -90,7 +90,8 @@ def test_flipped_bits_in_features_cost_drafts_and_change_no_token(
     statistics = world.target.statistics
     assert statistics.drafts > 50
     assert statistics.accepted_tokens < statistics.draft_tokens / 4
-    # Another target of the same draft service is not touched. (The alert that follows: test_acceptance_watch.)
+    # Another target of the same draft service is not touched. The alert that follows is in
+    # test_acceptance_watch.
     bystander = world.bystander.statistics
     assert bystander.accepted_tokens == bystander.draft_tokens > 10
 
